@@ -1,0 +1,145 @@
+"""main.py as a user starts it: alone, in a cluster, with a wrong TF_CONFIG, killed and started again."""
+
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from local_cluster import LocalCluster, WorkerFailed
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MAIN = ROOT / "main.py"
+QUICK = ["--epochs", "3", "--steps-per-epoch", "10", "--learning-rate", "0.01"]
+legacy = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
+only_keras_3 = pytest.mark.skipif(legacy, reason="this BackupAndRestore is for Keras 3; tf_keras has its own")
+
+
+def run_alone(*arguments, **environment):
+    variables = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    return subprocess.run(
+        [sys.executable, MAIN, *arguments], env=variables | {"CUDA_VISIBLE_DEVICES": "-1"} | environment,
+        capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+
+
+def run_cluster(*arguments, workers=2):
+    with LocalCluster(MAIN, workers, [*QUICK, *arguments]) as cluster:
+        cluster.wait(deadline=90)
+        return [cluster.log(number) for number in range(len(cluster.tasks))]
+
+
+def weights_in(path):
+    code = "import sys, numpy, tensorflow as tf; m = tf.keras.models.load_model(sys.argv[1]); "
+    code += "numpy.savez(sys.argv[2], *m.get_weights())"
+    # In a folder without this project's files: what was saved must be a plain Keras model.
+    subprocess.run([sys.executable, "-c", code, path, f"{path}.npz"], cwd=path.parent, check=True, timeout=60)
+    with np.load(f"{path}.npz") as arrays:
+        return [arrays[name] for name in arrays.files]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Two workers at 64: logs, history, the model's path."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    logs = run_cluster("--history", folder / "history.json", "--model-path", folder / "model.keras")
+    return logs, json.loads((folder / "history.json").read_text()), folder / "model.keras"
+
+
+@pytest.mark.slow
+def test_two_workers_at_64_give_history_and_weights_of_one_at_128(undisturbed, tmp_path):
+    _, history, model_path = undisturbed
+    alone = run_alone(
+        *QUICK, "--per-worker-batch-size", "128", "--history", tmp_path / "h.json", "--model-path", tmp_path / "m.keras"
+    )
+    assert alone.returncode == 0, alone.stderr
+    assert alone.stdout.startswith("worker 1 of 1 (chief), alone: TF_CONFIG is not set\n")
+    history_alone = json.loads((tmp_path / "h.json").read_text())
+    assert history.keys() == history_alone.keys() and history["epoch"] == [0, 1, 2]
+    for name, values in history_alone.items():
+        np.testing.assert_allclose(history[name], values, rtol=0, atol=1e-5, err_msg=name)
+    for ours, theirs in zip(weights_in(model_path), weights_in(tmp_path / "m.keras"), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+    assert history["loss"][-1] < history["loss"][0]
+
+
+def test_each_worker_says_first_who_it_is_and_then_one_line_an_epoch(undisturbed):
+    logs, history, _ = undisturbed
+    for number, log in enumerate(logs):
+        first = next(line for line in log.splitlines() if line.startswith("worker"))
+        assert first == f"worker {number + 1} of 2" + (" (chief)" if number == 0 else "")
+    epochs = [re.findall(r"accuracy: \S+ - loss: \S+|loss: \S+ - accuracy: \S+", log) for log in logs]
+    assert len(epochs[0]) == 3 and epochs[0] == epochs[1]
+
+
+def test_no_temporary_folder_is_left_beside_the_model(undisturbed):
+    names = sorted(path.name for path in undisturbed[2].parent.iterdir())
+    assert [name for name in names if "temp" in name or "new" in name] == []
+
+
+def test_no_autoshard_warning_frightens_the_reader(undisturbed):
+    for log in undisturbed[0]:
+        assert "AutoShard" not in log and "auto_shard" not in log and "Traceback" not in log
+
+
+@pytest.mark.slow
+def test_a_chief_job_beside_workers_gives_the_same_numbers(undisturbed, tmp_path):
+    logs = run_cluster("--history", tmp_path / "h.json", workers={"chief": 1, "worker": 1})
+    assert "worker 1 of 2 (chief)" in logs[0] and "worker 2 of 2\n" in logs[1]
+    assert json.loads((tmp_path / "h.json").read_text()) == undisturbed[1]
+
+
+@pytest.mark.parametrize(
+    "tf_config, named",
+    [
+        ("", "empty string"),
+        ("{}", "cluster"),
+        ('{"cluster": {"worker": ["127.0.0.1:2222"]}, "task": {"type": "worker", "index": 4}}', "index 4"),
+        ('{"cluster": {"worker": ["127.0.0.1:BUSY"]}, "task": {"type": "worker", "index": 0}}', "port BUSY"),
+        ('{"cluster": {"worker": ["a:1"], "evaluator": ["127.0.0.1:2"]}, "task": {"type": "evaluator", "index": 0}}',
+         "evaluator"),
+    ],
+)  # fmt: skip
+def test_a_wrong_tf_config_gives_one_line_and_exit_2(tf_config, named):
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        result = run_alone(TF_CONFIG=tf_config.replace("BUSY", port), TF_CPP_MIN_LOG_LEVEL="3")
+    assert result.returncode == 2
+    assert named.replace("BUSY", port) in result.stderr
+    ours = [line for line in result.stderr.splitlines() if line.startswith("main.py:")]
+    assert len(ours) == 1 and result.stdout == ""
+
+
+def test_data_that_cannot_be_read_ends_in_one_line(tmp_path):
+    result = run_alone(MNIST_NPZ=str(tmp_path / "absent.npz"), TF_CPP_MIN_LOG_LEVEL="3")
+    assert result.returncode == 1 and "absent.npz" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_wrong_argument_is_named():
+    for arguments in (["--epochs", "0"], ["--steps-per-epoch", "x"], ["--model-path", "model.h5"]):
+        result = run_alone(*arguments)
+        assert result.returncode == 2 and arguments[0] in result.stderr
+
+
+@pytest.mark.slow
+@only_keras_3
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_worker_then_all_started_again_end_with_the_undisturbed_history(undisturbed, tmp_path, victim):
+    arguments = [*QUICK, "--backup-dir", tmp_path / "backup", "--history", tmp_path / "h.json"]
+    with LocalCluster(MAIN, 2, arguments) as cluster:
+        while "Epoch 3/3" not in cluster.log(0):
+            assert cluster.status()["worker 0"] == "running", cluster.log(0)
+        cluster.kill(victim)
+        with pytest.raises(WorkerFailed, match=f"worker {victim} failed: killed by SIGKILL"):
+            cluster.wait(deadline=60)
+    assert (tmp_path / "backup" / "backup.npz").exists() and not (tmp_path / "h.json").exists()
+    with LocalCluster(MAIN, 2, arguments) as cluster:
+        cluster.wait(deadline=60)
+        assert "Epoch 1/3" not in cluster.log(0) and "Epoch 3/3" in cluster.log(0)
+    assert json.loads((tmp_path / "h.json").read_text()) == undisturbed[1]
+    assert not (tmp_path / "backup").exists()
