@@ -374,17 +374,23 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
     # -- the state: what to keep, and where it goes ----------------------------------------------------
 
     def _variables(self):
-        """All variables of the run, each once: the model's (seeds too), the optimizer's, the metrics'."""
-        model, found = self.model, {}
-        keras_variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
-        for variable in keras_variables:
-            found.setdefault(id(variable), variable)
-        return list(found.values())
+        """All variables of the run, and for each whether every replica has its own value of it.
+
+        It has so for metrics and for what layers keep aside: in Keras 3 the moving statistics of
+        BatchNormalization are those of each worker's own batches, also when the model is saved.
+        """
+        model = self.model
+        own = {id(variable) for variable in [*model.non_trainable_variables, *model.metrics_variables]}
+        each_once = {id(variable): variable for variable in [*model.variables, *model.optimizer.variables]}
+        each_once |= {id(variable): variable for variable in model.metrics_variables}
+        return list(each_once.values()), [number in own for number in each_once]
 
     def _write(self, epoch, batch):
-        arrays, variables = {}, self._variables()
-        for number, variable in enumerate(variables):
-            arrays[str(number)] = _read_variable(variable, self.strategy)
+        variables, differ = self._variables()
+        arrays = {
+            str(number): _read_rows(variable, self.strategy) if differ[number] else variable.numpy()
+            for number, variable in enumerate(variables)
+        }
         meta = {
             "layout": self.LAYOUT,
             "epoch": epoch,
@@ -442,7 +448,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         return state
 
     def _restore(self, state):
-        variables, saved = self._variables(), state["meta"]["variables"]
+        (variables, differ), saved = self._variables(), state["meta"]["variables"]
         for number in range(max(len(variables), len(saved))):
             ours = [variables[number].path, list(variables[number].shape)] if number < len(variables) else None
             theirs = saved[number] if number < len(saved) else None
@@ -453,41 +459,37 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
                 )
         with self.strategy.scope():
             for number, variable in enumerate(variables):
-                _assign_variable(variable, state[str(number)], self.strategy)
+                value = state[str(number)]
+                _assign_rows(variable, value, self.strategy) if differ[number] else variable.assign(value)
 
 
 # -- values that differ from replica to replica ----------------------------------------------------------
 
 
-def _differs(variable):
-    """Whether each replica keeps a value of its own (metrics, moving statistics), which reading would merge."""
-    return getattr(variable.value, "synchronization", None) == tf.VariableSynchronization.ON_READ
-
-
-def _read_variable(variable, strategy):
-    """The variable's value; with one row a replica, on every worker, where the replicas' values differ."""
-    if not _differs(variable):
-        return variable.numpy()
+def _read_rows(variable, strategy):
+    """Every replica's value of a variable, shape (replicas, *shape), the same on every worker."""
     own_values = strategy.experimental_local_results(variable.value)
-    first = worker_number(strategy) * len(own_values)
-    rows = np.zeros([strategy.num_replicas_in_sync, *variable.shape], variable.dtype)
-    for row, value in enumerate(own_values, start=first):
-        rows[row] = value.numpy()
+    first_row = worker_number(strategy) * len(own_values)
+    values = [value.numpy() for value in own_values]
+    # Collectives take no unsigned integers, which seeds are; int64 holds them.
+    dtype = values[0].dtype if values[0].dtype.kind == "f" else "int64"
+    rows = np.zeros([strategy.num_replicas_in_sync, *variable.shape], dtype)
+    rows[first_row : first_row + len(values)] = values
     return _sum_over_workers(rows, strategy)
 
 
-def _assign_variable(variable, saved, strategy):
-    if not _differs(variable):
-        variable.assign(saved)
-        return
+def _assign_rows(variable, rows, strategy):
+    """Gives each replica its row. If there are more or fewer replicas now, sums stay sums and means means."""
     own_values = strategy.experimental_local_results(variable.value)
-    if len(saved) != strategy.num_replicas_in_sync:  # another number of workers: keep the sum or the mean
-        is_mean = variable.value.aggregation == tf.VariableAggregation.MEAN
-        merged = saved.mean(axis=0) if is_mean else saved.sum(axis=0)
-        saved = np.stack([merged if is_mean or n == 0 else merged * 0 for n in range(strategy.num_replicas_in_sync)])
-    first = worker_number(strategy) * len(own_values)
-    for row, value in enumerate(own_values, start=first):
-        value.assign(saved[row].astype(value.dtype.as_numpy_dtype))
+    if len(rows) != strategy.num_replicas_in_sync:
+        if variable.aggregation == "sum":  # Keras's own word, known on one worker too
+            merged = [rows.sum(axis=0)] + [0 * rows[0]] * (strategy.num_replicas_in_sync - 1)
+        else:
+            merged = [rows.mean(axis=0) if rows.dtype.kind == "f" else rows[0]] * strategy.num_replicas_in_sync
+        rows = np.stack(merged)
+    first_row = worker_number(strategy) * len(own_values)
+    for row, value in enumerate(own_values, start=first_row):
+        value.assign(rows[row].astype(value.dtype.as_numpy_dtype))
 
 
 def _sum_over_workers(array, strategy):
