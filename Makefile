@@ -13,7 +13,6 @@ FLOORS_READY := .venv-floors/ready
 endif
 FLOORS_PY := .venv-floors/bin/python
 export CUDA_VISIBLE_DEVICES ?= -1
-export TF_CPP_MIN_LOG_LEVEL ?= 1
 
 .PHONY: train lab check test floors tf_keras clean
 
