@@ -77,6 +77,8 @@ def shell(tmp_path):
         command = [sys.executable, str(program), *map(str, arguments)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
         pipes["env"] = os.environ | {"TMPDIR": str(tmp_path)}  # Where a killed launcher leaves its logs.
+        # A background job of a shell ignores SIGINT, and what it starts inherits that; a person's command does not.
+        pipes["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
         started.append(subprocess.Popen(command, **(pipes | options)))
         return started[-1]
 
