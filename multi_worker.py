@@ -320,10 +320,15 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         self.epoch = epoch
         self._show_history()
 
+    def on_train_batch_begin(self, batch, logs=None):
+        self.first_batch = batch
+
     def on_train_batch_end(self, batch, logs=None):
-        if batch < self.batch:
+        # With steps_per_execution > 1, `batch` is the first step of the execution in Keras 3.10, the last in 3.15.
+        end = self.first_batch + self.model.steps_per_execution
+        if end <= self.batch:
             return  # passed over
-        done, self.batch = self.batch, batch + 1
+        done, self.batch = self.batch, end
         if self.save_freq != "epoch" and done // self.save_freq < self.batch // self.save_freq:
             self._write(self.epoch, self.batch)
 

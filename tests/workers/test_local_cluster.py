@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -731,7 +732,9 @@ import json, os, time
 if "late" in os.sys.argv and json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
     time.sleep(600)  # This worker never starts.
 import tensorflow as tf
-strategy = tf.distribute.MultiWorkerMirroredStrategy()
+# A call to a peer that is gone already would be tried again and again; with a time-out it is an error.
+options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=10)
+strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 @tf.function
 def total():
@@ -760,7 +763,8 @@ def test_a_real_worker_whose_peer_never_starts_ignores_sigterm_and_is_ended_at_t
 
 
 @pytest.mark.timeout(120)
-def test_when_a_real_worker_is_killed_the_survivors_own_error_is_shown(script):
+def test_when_a_real_worker_is_killed_the_survivors_own_error_is_shown(script, monkeypatch):
+    monkeypatch.setattr(local_cluster, "SURVIVORS_SECONDS", 40)
     with LocalCluster(script(REAL, head=""), args=["endless"]) as cluster:
         until(lambda: "sum 2.0" in cluster.log(0) and "sum 2.0" in cluster.log(1), "both workers in step")
         cluster.kill(1)
@@ -768,7 +772,8 @@ def test_when_a_real_worker_is_killed_the_survivors_own_error_is_shown(script):
             cluster.wait(60)
     text = str(failure.value)
     assert text.startswith("worker 1 failed: killed by SIGKILL;")
-    assert "UnavailableError" in text[text.index("--- worker 0 ("):]
+    # Unavailable if the call was on its way, DeadlineExceeded if it came later.
+    assert re.search("(Unavailable|DeadlineExceeded|Internal|Cancelled)Error", text[text.index("--- worker 0 (") :])
 
 
 @pytest.mark.slow
