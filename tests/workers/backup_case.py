@@ -3,7 +3,8 @@
     python backup_case.py FOLDER [OPTIONS as JSON]
 
 Options: kill_worker, kill_epoch, kill_batch (SIGKILL to this process after that step, once); freq; epochs;
-position (create the data where the backup ends; else the callback passes over it); layers (model size); delete.
+position (create the data where the backup ends; else the callback passes over it); finite; units; steps_per_execution;
+delete; second_fit.
 """
 
 import json
