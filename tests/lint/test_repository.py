@@ -1,0 +1,123 @@
+"""What holds for the files as a whole: README, Makefile, and what no tracked file may contain."""
+
+import ast
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+POLL_SECONDS = 0.2
+# Folders in which people's, CI's and build machines' files are; and hosts and options that choose a package index.
+MACHINE_PATH = re.compile(r"(?<![\w.:/$}~*+-])/(?:home|Users|root|work|builds|farm)/\w")
+PACKAGE_INDEX = re.compile(
+    r"(?i)\bpypi\.[a-z]|pythonhosted|artifactory|\bnexus\.|index-url[= ]\s*\S*//|trusted-host[= ]"
+)
+
+
+def tracked_files():
+    """Texts of the files that git tracks, or will once they are added."""
+    listing = subprocess.check_output(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=ROOT, text=True, timeout=30
+    )
+    texts = {}
+    for name in filter(None, listing.split("\0")):
+        try:
+            texts[name] = (ROOT / name).read_text(encoding="utf-8")
+        except (UnicodeDecodeError, FileNotFoundError):  # a data file; one that is removed but not yet committed
+            pass
+    return texts
+
+
+def unknown_make_targets(readme, makefile):
+    """Targets that the README's code names and the Makefile does not have."""
+    targets = set(re.findall(r"(?m)^([\w-]+)\s*:(?!=)", makefile))
+    code = re.findall(r"`([^`\n]+)`", readme) + re.findall(r"(?m)^    (.+)$", readme)
+    return {name for line in code for name in re.findall(r"\bmake ([a-z][\w-]*)", line)} - targets
+
+
+def unlinked_notebooks(readme, names):
+    rows = "\n".join(line for line in readme.splitlines() if line.startswith("|"))
+    return [name for name in names if f"](notebooks/{name})" not in rows]
+
+
+def dead_links(text, folder):
+    targets = re.findall(r"\]\((?!https?://|#)([^)\s#]+)", re.sub(r"(?ms)^```.*?^```|`[^`\n]*`", "", text))
+    return [target for target in targets if not (folder / target).exists()]
+
+
+def long_sleeps(source):
+    """Lines that wait a fixed time: not in a loop, or for longer than a poll."""
+    found, tree = [], ast.parse(source)
+    polls = {id(node) for loop in ast.walk(tree) if isinstance(loop, ast.While) for node in ast.walk(loop)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "sleep"):
+            seconds = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
+            if id(node) not in polls or seconds is None or seconds > POLL_SECONDS:
+                found.append(node.lineno)
+    return sorted(found)
+
+
+def test_readme_names_only_make_targets_that_exist():
+    readme, makefile = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "Makefile"))
+    assert "make train" in readme and "make test" in readme
+    assert unknown_make_targets(readme, makefile) == set()
+
+
+def test_readme_has_every_lesson_in_its_table():
+    names = [path.name for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+    assert unlinked_notebooks((ROOT / "README.md").read_text(encoding="utf-8"), names) == []
+
+
+def test_links_between_files_lead_somewhere():
+    pages = {name: text for name, text in tracked_files().items() if name.endswith(".md")}
+    assert "README.md" in pages
+    dead = {name: dead_links(text, (ROOT / name).parent) for name, text in pages.items()}
+    assert not any(dead.values()), dead
+
+
+def test_no_file_names_a_machine_or_a_package_index():
+    texts = tracked_files()
+    assert {"README.md", "Makefile", "main.py"} <= texts.keys()
+    found = [
+        f"{name}:{number}: {line.strip()[:100]}"
+        for name, text in texts.items()
+        if pathlib.Path(name) != pathlib.Path(__file__).relative_to(ROOT)
+        for number, line in enumerate(text.splitlines(), start=1)
+        if MACHINE_PATH.search(line) or PACKAGE_INDEX.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_the_notebooks_conftest_is_not_ignored_by_git():
+    # .gitignore keeps the modules out that the lessons write into notebooks/; this file must stay in.
+    assert "notebooks/conftest.py" in tracked_files()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_test_sleeps_instead_of_waiting_for_something(path):
+    assert long_sleeps(path.read_text(encoding="utf-8")) == []
+
+
+def test_these_rules_refuse_what_they_are_for():
+    assert unknown_make_targets("Run `make tea`, or\n\n    make train  # this\n", "train: x\nX := 1\n") == {"tea"}
+    assert unlinked_notebooks("[1](notebooks/1.ipynb)\n| [2](notebooks/2.ipynb) |", ["1.ipynb", "2.ipynb"]) == [
+        "1.ipynb"
+    ]
+    assert dead_links("[a](b.md) `[c](d.md)` [e](https://f) [g](#h) [i](test_repository.py)", ROOT / "tests/lint") == [
+        "b.md"
+    ]
+    for bad in ("in /home/me/x", '"/work/main"', "(/root/x)", "/Users/me"):
+        assert MACHINE_PATH.search(bad), bad
+    for good in ("tests/work/x", "../home/x", "$HOME/work/x", "https://example.org/home/x", "/path/to/mnist.npz"):
+        assert not MACHINE_PATH.search(good), good
+    for bad in (
+        "https://pypi.org/simple",
+        "pip install --index-url https://x",
+        "--extra-index-url=file:///x",
+        "trusted-host x",
+    ):
+        assert PACKAGE_INDEX.search(bad), bad
+    assert not PACKAGE_INDEX.search("a package index for the first run")
+    assert long_sleeps("import time\nwhile True:\n    time.sleep(0.1)\n    time.sleep(5)\ntime.sleep(0.1)") == [4, 5]

@@ -1,0 +1,107 @@
+"""Every notebook of these lessons, executed: its outputs must be the committed ones, and nothing may be left."""
+
+import concurrent.futures
+import copy
+import pathlib
+import re
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from conftest import run_nbval
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+LAYOUT = "01_single_worker 02_two_workers 03_sharding 04_saving 05_backup_and_restore 06_performance 07_many_machines"
+FIRST, TWO_WORKERS = LAYOUT.split()[:2]
+MINUTES_FOR_A_NOTEBOOK = 7
+RUN_TWICE = {FIRST}  # in one kernel; the cheapest
+NO_NETWORK = dict.fromkeys(["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"], "http://127.0.0.1:9") | {
+    "no_proxy": None, "NO_PROXY": None,
+}  # fmt: skip
+
+
+class Learner:
+    """A person with one notebook in an empty folder, without a network and without this repository around it."""
+
+    def __init__(self, folder, name, twice=False, steps=None):
+        """twice: all cells again in the same kernel. steps: an epoch has so few, and outputs are not compared."""
+        self.folder, self.temporary, self.name = folder / "empty", folder / "temporary", name
+        self.folder.mkdir(parents=True)
+        self.temporary.mkdir()
+        notebook = ROOT / "notebooks" / f"{name}.ipynb"
+        content = nbformat.read(notebook, as_version=4)
+        if twice:
+            again = copy.deepcopy(content.cells)
+            for cell in again:
+                cell.id += "-second-run"
+            content.cells += again
+        self.options = ["--nbval-lax"] if steps else []
+        for cell in content.cells:
+            if steps and cell.source.startswith("%%writefile main.py"):
+                assert cell.source.count("default=70") == 1, "main.py's --steps-per-epoch has another default now"
+                cell.source = cell.source.replace("default=70", f"default={steps}")
+        self.code_cells = sum(cell.cell_type == "code" for cell in content.cells)
+        nbformat.write(content, self.folder / notebook.name)
+        sources = "\n".join(cell.source for cell in content.cells)
+        self.writes = {notebook.name, *re.findall(r"^%%writefile (\S+)$", sources, re.MULTILINE)}
+
+    def run(self, seconds=MINUTES_FOR_A_NOTEBOOK * 60, **environment):
+        sample = ROOT / "data" / "mnist_sample.npz"
+        data = {"MNIST_NPZ": str(sample), "MNIST": None}
+        environment = NO_NETWORK | data | {"TMPDIR": str(self.temporary)} | environment
+        return run_nbval(self.folder, *self.options, seconds=seconds, environment=environment)
+
+    def assert_all_is_well(self, run):
+        assert run.ended_well and run.failed(self.name) == [] and len(run.results) == self.code_cells, run.output
+        assert {path.name for path in self.folder.iterdir()} - {"__pycache__"} <= self.writes, "files were left"
+        # TensorFlow removes these of its own at exit; nbval ends its kernels without one.
+        left = [path for path in self.temporary.iterdir() if not path.name.startswith("__autograph_generated_file")]
+        assert left == [], "temporary files were left"
+
+
+def test_the_lessons_are_there_by_their_names():
+    names = [notebook.stem for notebook in NOTEBOOKS]
+    assert {FIRST, TWO_WORKERS} <= set(names) <= set(LAYOUT.split())
+
+
+def test_every_notebook_is_collected_with_all_its_code_cells():
+    listing = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--nbval", "--collect-only", "-q", "notebooks/"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert listing.returncode == 0, listing.stdout + listing.stderr
+    for notebook in NOTEBOOKS:
+        cells = nbformat.read(notebook, as_version=4).cells
+        collected = len(re.findall(rf"{notebook.stem}\W+ipynb::Cell \d+", listing.stdout))
+        assert collected == sum(cell.cell_type == "code" for cell in cells) > 0, notebook.name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(MINUTES_FOR_A_NOTEBOOK * 60 + 10)
+@pytest.mark.parametrize("name", [path.stem for path in NOTEBOOKS])
+def test_alone_in_an_empty_folder_it_gives_its_outputs_and_leaves_nothing(name, tmp_path):
+    learner = Learner(tmp_path, name, twice=name in RUN_TWICE)
+    learner.assert_all_is_well(learner.run(TF_CPP_MIN_LOG_LEVEL=None))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(MINUTES_FOR_A_NOTEBOOK * 60 + 10)
+def test_two_learners_on_one_host_run_02_at_once(tmp_path):
+    learners = [Learner(tmp_path / who, TWO_WORKERS, steps=5) for who in ("one", "other")]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        runs = list(pool.map(Learner.run, learners))
+    for learner, run in zip(learners, runs):
+        learner.assert_all_is_well(run)
+
+
+@pytest.mark.slow
+def test_as_a_user_types_it_in_a_clone_git_sees_no_change():
+    def git_status():
+        return subprocess.check_output(["git", "status", "--porcelain"], cwd=ROOT, text=True, timeout=30)
+
+    before = git_status()
+    run = run_nbval(f"notebooks/{FIRST}.ipynb", cwd=ROOT, environment={"TF_CPP_MIN_LOG_LEVEL": "0"})
+    assert run.ended_well and run.failed(FIRST) == [], run.output
+    assert git_status() == before
