@@ -13,8 +13,9 @@ FLOORS_READY := .venv-floors/ready
 endif
 FLOORS_PY := .venv-floors/bin/python
 export CUDA_VISIBLE_DEVICES ?= -1
+SLURM_PACKAGES := munge slurmctld slurmd slurm-client iproute2
 
-.PHONY: train lab check test floors tf_keras clean
+.PHONY: train lab lint check test chaos floors tf_keras test-slurm test-ray clean
 
 train: $(RUN_READY)
 	rm -rf trained && mkdir trained
@@ -24,15 +25,23 @@ train: $(RUN_READY)
 lab: $(RUN_READY)
 	$(PY) -m jupyterlab notebooks
 
-check: $(DEV_READY)
+lint: $(DEV_READY)
 	$(PY) -m ruff check .
 	$(PY) tools/make_mnist_sample.py --check
-	$(PY) -m pytest -q tests/unit
+	$(PY) tools/sync_writefile.py --check
+	$(PY) tools/refresh_outputs.py --check
 
-test: $(DEV_READY)
-	$(PY) -m ruff check .
-	$(PY) tools/make_mnist_sample.py --check
+check: lint
+	$(PY) -m pytest -q tests/lint tests/unit
+
+test: lint
 	$(PY) -m pytest -q
+
+# main.py killed N times at random moments, 5 times a run, and restarted: about a minute a run. SEED chooses others.
+N    ?= 100
+SEED ?= 1
+chaos: $(DEV_READY)
+	CHAOS_KILLS=$(N) CHAOS_SEED=$(SEED) $(PY) -m pytest -q -rP tests/workers/test_chaos.py
 
 # The oldest versions that requirements.txt allows.
 floors: $(FLOORS_READY)
@@ -41,6 +50,17 @@ floors: $(FLOORS_READY)
 # Keras 2, for people with old code.
 tf_keras: $(DEV_READY)
 	TF_USE_LEGACY_KERAS=1 $(PY) -m pytest -q tests/workers
+
+# main.py on a real Slurm, which this starts itself, in namespaces of its own: as root, on Linux. Elsewhere: NOT RUN.
+test-slurm: $(DEV_READY)
+	@dpkg -s $(SLURM_PACKAGES) >/dev/null 2>&1 || { apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SLURM_PACKAGES) >/dev/null; } || \
+	  echo "make test-slurm: could not install $(SLURM_PACKAGES)" >&2
+	timeout --kill-after=10 1800 $(PY) -m pytest -q tests/slurm
+
+# main.py's `train` under Ray Train, in an environment of its own.
+test-ray: .venv-ray/ready
+	timeout --kill-after=10 1800 .venv-ray/bin/python -m pytest -q tests/ray
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; choose one with PYTHON=")'
@@ -59,5 +79,10 @@ $(VENV)/dev-ready: $(VENV)/bin/python requirements.txt requirements-dev.txt
 	$(FLOORS_PY) -m pip install --quiet -r requirements-floors.txt
 	touch $@
 
+.venv-ray/ready: clusters/ray/requirements.txt requirements.txt requirements-dev.txt
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet -r requirements-dev.txt -r clusters/ray/requirements.txt
+	touch $@
+
 clean:
-	rm -rf .venv .venv-floors trained
+	rm -rf .venv .venv-floors .venv-ray trained

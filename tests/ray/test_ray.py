@@ -1,0 +1,145 @@
+"""main.py's `train` on a real Ray cluster of one node: same numbers, resumed exactly. Run by `make test-ray`."""
+
+import importlib.metadata
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+import pytest
+
+from local_cluster import LocalCluster
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TRAINING = ["--epochs", "4", "--steps-per-epoch", "30", "--learning-rate", "0.01"]
+# Ray's many processes: in namespaces of their own they reach nothing but each other, and end together.
+ALONE = "unshare --map-root-user --net --pid --fork --kill-child --mount-proc".split()
+
+
+def what_is_missing():
+    try:  # not by import: this folder, too, is called ray
+        importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        return "ray is not installed (make test-ray installs it, in an environment of its own)"
+    tried = subprocess.run([*ALONE, "true"], capture_output=True, text=True, timeout=30)
+    return f"namespaces are not allowed here ({tried.stderr.strip()})" if tried.returncode else ""
+
+
+missing = what_is_missing()
+pytestmark = [pytest.mark.skipif(bool(missing), reason=f"NOT RUN, no Ray: {missing}"), pytest.mark.timeout(400)]
+
+
+class Ray:
+    """train_ray.py in a Ray cluster of its own, which is gone at the end."""
+
+    def __init__(self, folder, *arguments):
+        self.folder, self.log_file = folder, folder / "ray.log"
+        self.ray_folder = tempfile.mkdtemp(prefix="ray_")  # a short path: Ray puts sockets there
+        command = ["sh", "-c", 'ip link set dev lo up; exec "$@"', "sh", sys.executable, ROOT / "clusters/ray/train_ray.py"]
+        command += ["--storage-path", folder / "results", *arguments, *results_in(folder)]
+        environment = os.environ | {"RAY_TMPDIR": self.ray_folder, "CUDA_VISIBLE_DEVICES": "-1", "RAY_DEDUP_LOGS": "0"}
+        with open(self.log_file, "wb") as log:
+            self.process = subprocess.Popen(
+                [*ALONE, *map(str, command)], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def log(self):
+        return self.log_file.read_text(errors="replace")
+
+    def wait(self, seconds):
+        code = self.process.wait(seconds)
+        assert code == 0, self.log()[-3000:]
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        shutil.rmtree(self.ray_folder, ignore_errors=True)
+
+
+@pytest.fixture
+def run(tmp_path):
+    started = []
+
+    def run(*arguments):
+        started.append(Ray(tmp_path, *arguments))
+        return started[-1]
+
+    yield run
+    for ray in started:
+        ray.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with LocalCluster(ROOT / "main.py", 2, [*TRAINING, *results_in(folder)]) as local:
+        local.wait(deadline=180)
+    return read_results(folder)
+
+
+def results_in(folder):
+    return ["--history", folder / "history.json", "--model-path", folder / "model.keras"]
+
+
+def read_results(folder):
+    code = "import sys, numpy, tensorflow as tf; m = tf.keras.models.load_model(sys.argv[1]); "
+    code += "numpy.savez(sys.argv[1] + '.npz', *m.get_weights())"
+    subprocess.run([sys.executable, "-c", code, folder / "model.keras"], check=True, capture_output=True, timeout=120)
+    with np.load(folder / "model.keras.npz") as arrays:
+        return json.loads((folder / "history.json").read_text()), [arrays[name] for name in arrays.files]
+
+
+def assert_same_results(folder, undisturbed):
+    (history, weights), (history_undisturbed, weights_undisturbed) = read_results(folder), undisturbed
+    assert history == history_undisturbed
+    for ours, theirs in zip(weights, weights_undisturbed, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def a_train_worker(seconds=30):
+    """The process of one of the training's workers, as this machine numbers it."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                if (process / "cmdline").read_bytes().startswith(b"ray::RayTrainWorker"):
+                    return int(process.name)
+            except OSError:
+                continue
+        time.sleep(0.1)
+    raise LookupError("no worker of Ray Train runs")
+
+
+def test_two_ray_workers_give_the_numbers_of_two_local_ones(run, undisturbed, tmp_path):
+    ray = run("--workers", "2", *TRAINING)
+    ray.wait(240)
+    assert "worker 1 of 2 (chief)" in ray.log() and "worker 2 of 2" in ray.log()
+    assert_same_results(tmp_path, undisturbed)
+
+
+def test_a_killed_worker_restarts_all_which_resume_exactly(run, undisturbed, tmp_path):
+    ray = run("--workers", "2", "--max-failures", "1", *TRAINING, "--backup-dir", tmp_path / "backup")
+    end = time.monotonic() + 180
+    while not (tmp_path / "backup" / "backup.npz").exists() or "Epoch 3/" not in ray.log():
+        assert time.monotonic() < end and ray.process.poll() is None, ray.log()[-3000:]
+        time.sleep(0.05)
+    os.kill(a_train_worker(), signal.SIGKILL)
+    ray.wait(180)
+    # Two processes in turn were the chief; the second began with the epoch that was interrupted.
+    chiefs = dict.fromkeys(re.findall(r"pid=(\d+)\)\S* worker 1 of 2 \(chief\)", ray.log()))
+    epochs = [re.search(rf"pid={pid}\)\S* Epoch (\d+)/", ray.log())[1] for pid in chiefs]
+    assert epochs == ["1", "3"]
+    assert_same_results(tmp_path, undisturbed)
+
+
+def test_a_wrong_option_ends_in_one_line(run, tmp_path):
+    ray = run("--workers", "2", "--epochs", "none")
+    assert ray.process.wait(120) == 2
+    assert "none is not a whole number above 0" in ray.log() and "Traceback" not in ray.log()
