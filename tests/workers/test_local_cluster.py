@@ -167,6 +167,7 @@ def test_workers_have_no_gpu_and_no_buffer_and_else_the_callers_environment(scri
         environment = json.loads(cluster.log(0))
     assert environment["CUDA_VISIBLE_DEVICES"] == "-1"
     assert environment["PYTHONUNBUFFERED"] == "1"
+    assert environment["no_grpc_proxy"] == "127.0.0.1"
     assert environment["TF_CPP_MIN_LOG_LEVEL"] == "2"
     assert environment["GREETINGS"] == "hello"
     assert json.loads(environment["TF_CONFIG"])["task"]["index"] == 0
@@ -778,7 +779,8 @@ def test_when_a_real_worker_is_killed_the_survivors_own_error_is_shown(script, m
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_two_real_clusters_train_at_the_same_time(script):
+def test_two_real_clusters_train_at_the_same_time_even_where_a_web_proxy_is_set(script, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nothing listens there
     path = script(REAL, head="")
     with LocalCluster(path) as one, LocalCluster(path) as other:
         one.wait(90)
