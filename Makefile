@@ -15,7 +15,7 @@ FLOORS_PY := .venv-floors/bin/python
 export CUDA_VISIBLE_DEVICES ?= -1
 SLURM_PACKAGES := munge slurmctld slurmd slurm-client iproute2
 
-.PHONY: train lab lint check test chaos floors tf_keras test-slurm test-ray clean
+.PHONY: train lab lint check test bench chaos floors tf_keras test-slurm test-ray clean
 
 train: $(RUN_READY)
 	rm -rf trained && mkdir trained
@@ -36,6 +36,10 @@ check: lint
 
 test: lint
 	$(PY) -m pytest -q
+
+# What lesson 6 claims, measured on this machine, which should be quiet. Writes benchmarks/results/performance.json.
+bench: $(DEV_READY)
+	$(PY) benchmarks/bench.py $(PARTS)
 
 # main.py killed N times at random moments, 5 times a run, and restarted: about a minute a run. SEED chooses others.
 N    ?= 100

@@ -5,13 +5,24 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported: its C++ notes drown the epochs
+# Before TensorFlow is imported: its C++ notes drown the epochs; and it would catch SIGTERM, and go on. So all threads
+# inherit that SIGTERM is kept from them, and one waits for it: `end_at_sigterm`.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 import tensorflow as tf
 
 import mnist_setup
 import multi_worker
+
+# How long a worker waits for a peer in one step, then it is an error (without a limit: for ever, if that one hangs).
+# Longer than what a healthy worker does alone: loading data, compiling, the chief's writing of a backup.
+PEER_SECONDS = 300
+STOP_SECONDS = 15  # from SIGTERM to the end; Slurm and Kubernetes send SIGKILL after 30
 
 
 def parse_arguments(arguments=None):
@@ -21,7 +32,9 @@ def parse_arguments(arguments=None):
     parser.add_argument("--per-worker-batch-size", type=positive, default=64, metavar="N")
     parser.add_argument("--learning-rate", type=float, default=0.001, metavar="X")
     parser.add_argument("--seed", type=int, default=42, metavar="N")
-    parser.add_argument("--backup-dir", metavar="DIR", help="back up here each epoch, and resume from it")
+    parser.add_argument(
+        "--backup-dir", metavar="DIR", help="back up here each epoch and at SIGTERM, and resume from it"
+    )
     parser.add_argument("--model-path", metavar="FILE.keras", help="save the trained model here")
     parser.add_argument("--history", metavar="FILE.json", help="write loss and accuracy of each epoch here")
     options = parser.parse_args(arguments)
@@ -38,19 +51,20 @@ def positive(text):
 
 def train(options):
     """Trains on as many workers as TF_CONFIG names; returns Keras's History."""
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()  # before anything else runs in TensorFlow
-    # Once the strategy is up, TensorFlow ignores SIGTERM. A backup is whole at any moment: end at once.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    backup = None
+    if options.backup_dir:  # deleted at the end, when the results are written
+        backup = multi_worker.BackupAndRestore(options.backup_dir, delete_checkpoint=False, save_before_preemption=True)
+    threading.Thread(target=end_at_sigterm, args=[backup], daemon=True).start()
+    communication = tf.distribute.experimental.CommunicationOptions(timeout_seconds=PEER_SECONDS)
+    # Before anything else runs in TensorFlow:
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication)
     workers, chief = multi_worker.number_of_workers(strategy), multi_worker.is_chief(strategy)
     role = " (chief)" if chief else ""
     alone = ", alone: TF_CONFIG is not set" if "TF_CONFIG" not in os.environ else ""
     print(f"worker {multi_worker.worker_number(strategy) + 1} of {workers}{role}{alone}", flush=True)
 
     tf.keras.utils.set_random_seed(options.seed)
-    callbacks, steps_done = [], 0
-    if options.backup_dir:
-        callbacks = [multi_worker.BackupAndRestore(options.backup_dir)]
-        steps_done = callbacks[0].steps_done(strategy)
+    steps_done = backup.steps_done(strategy) if backup else 0
     global_batch_size = options.per_worker_batch_size * workers
     try:
         dataset = mnist_setup.mnist_dataset(global_batch_size, seed=options.seed, skip_batches=steps_done)
@@ -63,7 +77,7 @@ def train(options):
         dataset,
         epochs=options.epochs,
         steps_per_epoch=options.steps_per_epoch,
-        callbacks=callbacks,
+        callbacks=[backup] if backup else [],
         shuffle=False,  # mnist_dataset has shuffled; without this Keras warns
         verbose=2,
     )
@@ -72,7 +86,20 @@ def train(options):
     if options.history and chief:
         with open(options.history, "w") as file:
             json.dump({"epoch": history.epoch, **history.history}, file)
+    if backup:
+        backup.delete(strategy)
     return history
+
+
+def end_at_sigterm(backup):
+    """Ends this process with exit code 143 after SIGTERM; if it trains, all workers back up first if they can in time.
+
+    While TensorFlow waits for the peers to start, it lets no Python run: SIGTERM takes effect when they are there.
+    """
+    signal.sigwait({signal.SIGTERM})
+    if backup and backup.stop():
+        time.sleep(STOP_SECONDS)  # `main` ends the process sooner, unless it waits for a peer or in a long validation
+    os._exit(128 + signal.SIGTERM)
 
 
 def main():
@@ -90,6 +117,9 @@ def main():
     except multi_worker.BackupError as error:
         print(f"main.py: {error}", file=sys.stderr)
         return 1
+    except multi_worker.TrainingStopped as stopped:
+        print(f"main.py: {stopped}; the same command goes on from there", file=sys.stderr, flush=True)
+        os._exit(128 + signal.SIGTERM)  # at once: TensorFlow's own end may take half a minute
     return 0
 
 

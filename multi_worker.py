@@ -4,7 +4,9 @@ What Keras 3 needs under tf.distribute.MultiWorkerMirroredStrategy (MWMS), a jud
 what, and a backup that a killed job resumes from. Importing this file starts nothing in TensorFlow.
 """
 
+import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -216,10 +218,10 @@ def is_chief(strategy=None):
 
 
 def _cluster_and_task(strategy):
-    if strategy is None:
-        config = check_tf_config() or {"cluster": {}, "task": {}}
-        return config["cluster"], config["task"].get("type"), config["task"].get("index")
-    resolver = getattr(strategy, "cluster_resolver", None)
+    if strategy is None:  # TF_CONFIG is read, not judged: once the strategy is up, this task's port is taken
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    else:
+        resolver = getattr(strategy, "cluster_resolver", None)
     if resolver is None:
         return {}, None, None
     return resolver.cluster_spec().as_dict(), resolver.task_type, resolver.task_id
@@ -228,36 +230,77 @@ def _cluster_and_task(strategy):
 def write_filepath(filepath, strategy=None):
     """Where this worker writes: `filepath` for the chief, a temporary folder of its own for any other.
 
-    Every worker must save, for reading some variables takes all workers; no two may write one path.
+    Every worker must save, for reading some variables takes all workers; no two may write one path. The
+    folder in which the returned path lies is made if it is not there.
     """
-    filepath = os.fspath(filepath)
-    if is_chief(strategy):
-        return filepath
-    _, job, index = _cluster_and_task(strategy)
-    folder = os.path.join(os.path.dirname(filepath), f"workertemp_{job}_{index}")
-    tf.io.gfile.makedirs(folder)
-    return os.path.join(folder, os.path.basename(filepath))
+    folder, name = os.path.split(os.fspath(filepath).rstrip("/"))
+    if not is_chief(strategy):
+        folder = _temporary_folder(filepath, strategy)
+    if folder:
+        tf.io.gfile.makedirs(folder)
+    return os.path.join(folder, name)
 
 
 def remove_temporary(filepath, strategy=None):
-    """Removes what `write_filepath(filepath)` made for a worker that is not the chief."""
-    if not is_chief(strategy):
-        tf.io.gfile.rmtree(os.path.dirname(write_filepath(filepath, strategy)))
+    """Removes this worker's temporary folder beside `filepath`, with all that is in it. The chief has none."""
+    if not is_chief(strategy) and tf.io.gfile.isdir(_temporary_folder(filepath, strategy)):
+        tf.io.gfile.rmtree(_temporary_folder(filepath, strategy))
+
+
+def _temporary_folder(filepath, strategy):
+    _, job, index = _cluster_and_task(strategy)
+    return os.path.join(os.path.dirname(os.fspath(filepath).rstrip("/")), f"workertemp_{job}_{index}")
 
 
 def save_model(model, filepath, strategy=None):
-    """Saves a model with every worker taking part; the chief's file replaces `filepath` in one move."""
-    new_file = write_filepath(re.sub(r"(\.keras)?$", ".new.keras", os.fspath(filepath), count=1), strategy)
-    tf.io.gfile.makedirs(os.path.dirname(new_file) or ".")
-    model.save(new_file)
-    if is_chief(strategy):
-        tf.io.gfile.rename(new_file, filepath, overwrite=True)
-    else:
-        remove_temporary(os.path.join(os.path.dirname(filepath), os.path.basename(new_file)), strategy)
+    """Saves a model as FILE.keras with every worker taking part; leaves nothing else behind.
+
+    The chief writes under another name, then renames: whoever opens `filepath` finds the old model or the new
+    one, whole. When this returns, on any worker, the new one is there.
+
+    Raises:
+        ValueError: the name does not end with .keras.
+        OSError (on every worker, so that none waits for another): some worker cannot write.
+    """
+    filepath, together = os.fspath(filepath), strategy or model.distribute_strategy
+    if not filepath.endswith(".keras"):
+        raise ValueError(f"{filepath}: the file's name must end with .keras")
+    unfinished = filepath[: -len(".keras")] + ".new.keras"
+
+    def prepare():
+        # Before the first variable is read, as from there on workers wait for each other.
+        with tf.io.gfile.GFile(write_filepath(unfinished, strategy), "wb") as file:
+            file.write(b"")
+
+    def save():
+        model.save(write_filepath(unfinished, strategy))
+        if is_chief(strategy):
+            tf.io.gfile.rename(unfinished, filepath, overwrite=True)
+
+    try:
+        for step in (prepare, save):
+            fault, failed = None, np.zeros(number_of_workers(together), "int64")
+            try:
+                step()
+            except (tf.errors.OpError, OSError) as error:
+                fault, failed[worker_number(together)] = error, 1
+            failed = _sum_over_workers(failed, together)
+            if fault:
+                raise OSError(f"cannot save the model {filepath}: {getattr(fault, 'message', fault)}") from fault
+            if failed.any():
+                raise OSError(f"model {filepath} not saved: worker {failed.argmax()} cannot write, its error says why")
+    finally:
+        remove_temporary(unfinished, strategy)
+        if is_chief(strategy) and tf.io.gfile.exists(unfinished):
+            tf.io.gfile.remove(unfinished)
 
 
 class BackupError(RuntimeError):
-    """A backup cannot be written or read; one line that says why and what to do."""
+    """A backup cannot be written, read or used; one line that says why and what to do."""
+
+
+class TrainingStopped(Exception):
+    """`BackupAndRestore.stop` was called: every worker has left `fit` after the same step, which is backed up."""
 
 
 class BackupAndRestore(tf.keras.callbacks.Callback):
@@ -268,27 +311,36 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
     the history, so a run that was killed and started again ends as if nothing had happened.
 
     Args:
-        backup_dir: a folder of its own on a file system that outlives the job.
-        save_freq: "epoch", or the number of steps from one backup to the next.
+        backup_dir: a folder of its own on a file system that outlives the job. The chief alone looks into it.
+        save_freq: "epoch"; or an integer: every so many steps of an epoch, and at its end.
         delete_checkpoint: whether the chief deletes the backup at the successful end of `fit`.
+        save_before_preemption: whether `stop` may be called: every 10 steps the workers ask each other.
     Raises (in `fit`, on every worker):
         BackupError: the backup cannot be written, is damaged, or belongs to another model or to no one we know.
+        TrainingStopped: after `stop`.
 
     The data goes on where it stopped. Either create an endless dataset at that place, with
     `mnist_dataset(..., skip_batches=backup.steps_done(strategy))`, or leave it to the callback, which then
     reads and drops the batches that were used up (in the half-done epoch, if the data starts anew each epoch).
-    What other callbacks remember (EarlyStopping's patience, say) is not in the backup.
+
+    Not covered: what other callbacks remember (EarlyStopping counts its patience anew) and that they see the
+    first steps of a half-done epoch again; the order of data that is shuffled anew in each epoch (`repeat()` it
+    instead); random numbers that no layer keeps the seed of; a second `fit` in the same script (give it
+    another folder, and both `delete_checkpoint=False`); a changed learning rate (the backup's is used).
     """
 
-    LAYOUT = 1
+    LAYOUT = 2
+    STEPS_BETWEEN_QUESTIONS = 10  # Each costs an all-reduce of one number, several milliseconds.
 
-    def __init__(self, backup_dir, save_freq="epoch", delete_checkpoint=True):
+    def __init__(self, backup_dir, save_freq="epoch", delete_checkpoint=True, save_before_preemption=False):
         super().__init__()
         if save_freq != "epoch" and not (isinstance(save_freq, int) and save_freq > 0):
             raise ValueError(f'save_freq must be "epoch" or a positive number of steps, not {save_freq!r}')
+        if not os.fspath(backup_dir):
+            raise ValueError("backup_dir is empty; name a folder")
         self.backup_dir, self.save_freq, self.delete_checkpoint = os.fspath(backup_dir), save_freq, delete_checkpoint
-        self.filepath = os.path.join(self.backup_dir, "backup.npz")
-        self._data_is_positioned = False
+        self.filepath, self.save_before_preemption = os.path.join(self.backup_dir, "backup.npz"), save_before_preemption
+        self._data_is_positioned = self._is_training = self._stop_asked = False
 
     def steps_done(self, strategy=None):
         """The number of steps (batches) that the backup already holds; 0 if there is none.
@@ -299,22 +351,53 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         self._data_is_positioned = True
         return state["meta"]["steps_done"] if state else 0
 
+    def stop(self):
+        """Asks all workers to back up and leave `fit` soon. Any worker, any thread. Returns whether `fit` runs here."""
+        self._stop_asked = True
+        return self._is_training
+
+    def delete(self, strategy=None):
+        """Deletes the backup, on the chief; call it on every worker. It begins when all of them are here."""
+        strategy = strategy or tf.distribute.get_strategy()
+        _sum_over_workers(np.zeros(1, "int64"), strategy)
+
+        def remove_files():
+            for file in (self.filepath, self.filepath + ".new"):
+                if tf.io.gfile.exists(file):
+                    tf.io.gfile.remove(file)
+            if tf.io.gfile.exists(self.backup_dir) and not tf.io.gfile.listdir(self.backup_dir):
+                tf.io.gfile.rmtree(self.backup_dir)
+
+        self._on_chief(remove_files, "cannot be deleted", "delete it before the next run", strategy)
+
     # -- what Keras calls ------------------------------------------------------------------------------
 
     def on_train_begin(self, logs=None):
         if not _is_keras_3(self.model):
-            raise BackupError("this BackupAndRestore is for Keras 3; with tf_keras use tf.keras.callbacks.BackupAndRestore")
+            raise BackupError("this callback is for Keras 3; with tf_keras use tf.keras.callbacks.BackupAndRestore")
         self.strategy = self.model.distribute_strategy
-        self.history, self.history_is_shown, self.batch, self.steps_in_epochs = {"epoch": []}, False, 0, 0
+        with self.strategy.scope():
+            if not tf.distribute.has_strategy():
+                raise BackupError(
+                    "BackupAndRestore needs a model that was built in a strategy's scope; to train alone, use "
+                    "MultiWorkerMirroredStrategy() without TF_CONFIG, or Keras's own callback"
+                )
+        self.model._initial_epoch, self._stop_asked = 0, False  # a `fit` before this one may have been broken off
         state = self._read(self.strategy)
-        if state is None:
-            return
-        self._restore(state)
-        meta = state["meta"]
-        self.history, self.batch = meta["history"], meta["batch"]
-        self.steps_in_epochs = meta["steps_done"] - meta["batch"]
-        self.model._initial_epoch = meta["epoch"]
-        self._pass_over_steps(state)
+        meta = {"epoch": 0, "batch": 0, "steps_done": 0, "history": {"epoch": []}, "is_over": False, "logs": {}}
+        if state:
+            meta = state["meta"]
+            if meta["batch"] % self.model.steps_per_execution:
+                raise BackupError(f"the backup {self.filepath} was made with another steps_per_execution; use that one")
+            self._restore(state)
+            self.model._initial_epoch = self.params["epochs"] if meta["is_over"] else meta["epoch"]
+            is_over = self.model._initial_epoch >= self.params["epochs"]
+            place = "nothing is left to train" if is_over else f"epoch {meta['epoch'] + 1}, step {meta['batch'] + 1}"
+            print(f"goes on from the backup in {self.backup_dir}: {place}", flush=True)
+        self.history, self.history_is_shown, self.batch = meta["history"], False, meta["batch"]
+        self.steps_in_epochs, self.state = meta["steps_done"] - meta["batch"], state if meta["batch"] else None
+        self._pass_over_steps(meta)
+        self._is_training = True
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
@@ -325,27 +408,32 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         # With steps_per_execution > 1, `batch` is the first step of the execution in Keras 3.10, the last in 3.15.
-        end = self.first_batch + self.model.steps_per_execution
-        if end <= self.batch:
-            return  # passed over
-        done, self.batch = self.batch, end
-        if self.save_freq != "epoch" and done // self.save_freq < self.batch // self.save_freq:
-            self._write(self.epoch, self.batch)
+        done, end = self.batch, self.first_batch + self.model.steps_per_execution
+        if end <= done:  # passed over
+            if end == done:
+                self._restore(self.state)  # once more: `fit` and other callbacks have touched metrics, learning rate
+            return
+        self.batch = end
+        stop = done // self.STEPS_BETWEEN_QUESTIONS < end // self.STEPS_BETWEEN_QUESTIONS and self._any_worker_stops()
+        if stop or (self.save_freq != "epoch" and done // self.save_freq < end // self.save_freq):
+            self._write(self.epoch, end, logs)
+        if stop:
+            raise TrainingStopped(f"stopped after step {end} of epoch {self.epoch + 1}; backed up in {self.backup_dir}")
 
     def on_epoch_end(self, epoch, logs=None):
         self.history["epoch"].append(epoch)
         for name, value in (logs or {}).items():
-            self.history.setdefault(name, []).append(float(value))
+            self.history.setdefault(name, []).append(_plain(value))
         self.steps_in_epochs, self.batch = self.steps_in_epochs + self.batch, 0
         self._write(epoch + 1, 0)
+        if self._any_worker_stops():
+            raise TrainingStopped(f"stopped after epoch {epoch + 1}; backed up in {self.backup_dir}")
 
     def on_train_end(self, logs=None):
         self._show_history()
-        self.model._initial_epoch, self._data_is_positioned = 0, False
-        if self.delete_checkpoint and is_chief(self.strategy) and tf.io.gfile.exists(self.filepath):
-            tf.io.gfile.remove(self.filepath)
-            if not tf.io.gfile.listdir(self.backup_dir):
-                tf.io.gfile.rmtree(self.backup_dir)
+        self.model._initial_epoch, self._data_is_positioned, self._is_training = 0, False, False
+        if self.delete_checkpoint:
+            self.delete(self.strategy)
 
     def _show_history(self):
         """Puts the epochs before the resume into what `fit` returns."""
@@ -354,27 +442,42 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
             self.model.history.epoch, self.model.history.history = past.pop("epoch"), past
             self.history_is_shown = True
 
-    def _pass_over_steps(self, state):
-        """Wraps the train function: the steps that the backup holds are not run again."""
-        train, (batch, steps_done) = self.model.train_function, (self.batch, state["meta"]["steps_done"])
-        calls = iter(range(0, batch, self.model.steps_per_execution))
-        data_is_positioned, metric_logs = self._data_is_positioned, {}
+    def _pass_over_steps(self, meta):
+        """Wraps the train function until the steps that the backup holds, and their data, are passed over."""
+        train = getattr(self.model.train_function, "wrapped_for_resume", self.model.train_function)
 
         def train_function(batches):
-            nonlocal data_is_positioned
-            if not data_is_positioned:
-                endless = getattr(batches, "_cardinality", None) == tf.data.INFINITE_CARDINALITY
-                for _ in range(steps_done if endless else batch):
-                    next(batches)
-                data_is_positioned = True
-            if next(calls, None) is None:
-                return train(batches)
-            if not metric_logs:
-                self._restore(state)  # once more: `fit` and other callbacks have touched metrics, learning rate
-                metric_logs.update(self.model.get_metrics_result())
-            return metric_logs
+            if not self._data_is_positioned:
+                self._drop_batches(batches, meta)
+                self._data_is_positioned = True
+            if self.first_batch < self.batch:
+                return dict(meta["logs"])
+            self.model.train_function = train
+            return train(batches)
 
+        train_function.wrapped_for_resume = train
         self.model.train_function = train_function
+
+    def _drop_batches(self, batches, meta):
+        """Reads the batches that the backup's steps have used."""
+        length, steps = getattr(batches, "_cardinality", None), self.params["steps"]  # No public way to know it.
+        if length == tf.data.INFINITE_CARDINALITY:
+            used = meta["steps_done"]
+        elif length is not None and steps in (None, length):  # Keras starts such data anew in each epoch.
+            used = meta["batch"]
+        else:
+            raise BackupError(
+                f"these data could not go on where they stop (batches: {length}, steps in an epoch: {steps}); "
+                "make them endless with repeat(), or give no steps_per_epoch"
+            )
+        with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
+            for _ in range(used):
+                next(batches)
+
+    def _any_worker_stops(self):
+        if not self.save_before_preemption:
+            return False
+        return _sum_over_workers(np.array([self._stop_asked], "int64"), self.strategy)[0] > 0
 
     # -- the state: what to keep, and where it goes ----------------------------------------------------
 
@@ -390,10 +493,10 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         each_once |= {id(variable): variable for variable in model.metrics_variables}
         return list(each_once.values()), [number in own for number in each_once]
 
-    def _write(self, epoch, batch):
+    def _write(self, epoch, batch, logs=None):
         variables, differ = self._variables()
         arrays = {
-            str(number): _read_rows(variable, self.strategy) if differ[number] else variable.numpy()
+            str(number): _read_rows(variable, self.strategy) if differ[number] else _exact(variable.numpy())
             for number, variable in enumerate(variables)
         }
         meta = {
@@ -402,43 +505,52 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
             "batch": batch,
             "steps_done": self.steps_in_epochs + batch,
             "history": self.history,
+            "is_over": batch == 0 and bool(self.model.stop_training),
+            "logs": {name: _plain(value) for name, value in (logs or {}).items()},
             "variables": [[variable.path, list(variable.shape)] for variable in variables],
         }
-        fault = ""
-        if is_chief(self.strategy):
-            try:
-                tf.io.gfile.makedirs(self.backup_dir)
-                with tf.io.gfile.GFile(self.filepath + ".new", "wb") as file:
-                    buffer = io.BytesIO()
-                    np.savez(buffer, meta=np.array(json.dumps(meta)), **arrays)
-                    file.write(buffer.getvalue())
-                tf.io.gfile.rename(self.filepath + ".new", self.filepath, overwrite=True)
-            except (tf.errors.OpError, OSError) as error:
-                fault = f"cannot write the backup {self.filepath}: {error}; free space or choose another folder"
-        self._raise_everywhere(fault, self.strategy)
 
-    def _raise_everywhere(self, fault, strategy):
-        fault = _from_chief(fault.encode(), strategy).decode()
-        if fault:
-            raise BackupError(fault)
+        def write_file():
+            buffer = io.BytesIO()
+            np.savez(buffer, meta=np.array(json.dumps(meta)), **arrays)
+            tf.io.gfile.makedirs(self.backup_dir)
+            with tf.io.gfile.GFile(self.filepath + ".new", "wb") as file:
+                file.write(buffer.getvalue())
+            tf.io.gfile.rename(self.filepath + ".new", self.filepath, overwrite=True)
+
+        self._on_chief(write_file, "cannot be written", "free space or choose another backup folder", self.strategy)
+
+    def _on_chief(self, action, fault, advice, strategy):
+        """Runs `action` on the chief; its bytes, or the same error, come to every worker."""
+        answer = b""
+        if is_chief(strategy):
+            try:
+                answer = b"+" + (action() or b"")
+            except (tf.errors.OpError, OSError, BackupError) as error:
+                reason = " ".join(str(error).split()) if isinstance(error, BackupError) else f"{fault} ({error})"
+                answer = f"-the backup {self.filepath} {reason}; {advice}".encode()
+        answer = _from_chief(answer, strategy)
+        if answer[:1] == b"-":
+            raise BackupError(answer[1:].decode())
+        return answer[1:]
 
     def _read(self, strategy):
         """What the chief's backup holds, on every worker alike; None if there is none."""
-        content, fault = b"", ""
-        if is_chief(strategy):
-            try:
-                if tf.io.gfile.exists(self.filepath):
-                    with tf.io.gfile.GFile(self.filepath, "rb") as file:
-                        content = file.read()
-                    fault = "" if content else "is an empty file"
-                elif tf.io.gfile.exists(self.backup_dir):
-                    others = set(tf.io.gfile.listdir(self.backup_dir)) - {"backup.npz.new"}
-                    fault = f"is missing where there are other files ({min(others)}, …)" if others else ""
-            except (tf.errors.OpError, OSError) as error:
-                fault = f"cannot be read ({error})"
         advice = "to start anew, remove it or choose another backup folder"
-        self._raise_everywhere(f"the backup {self.filepath} {fault}; {advice}" if fault else "", strategy)
-        content = _from_chief(content, strategy)
+
+        def read_file():
+            if tf.io.gfile.exists(self.filepath):
+                with tf.io.gfile.GFile(self.filepath, "rb") as file:
+                    content = file.read()
+                if not content:
+                    raise BackupError("is an empty file")
+                return content
+            if tf.io.gfile.exists(self.backup_dir):
+                others = set(tf.io.gfile.listdir(self.backup_dir)) - {"backup.npz.new"}
+                if others:
+                    raise BackupError(f"is missing where there are other files ({min(others)}, …)")
+
+        content = self._on_chief(read_file, "cannot be read", advice, strategy)
         if not content:
             return None
         try:
@@ -453,14 +565,14 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         return state
 
     def _restore(self, state):
-        (variables, differ), saved = self._variables(), state["meta"]["variables"]
-        for number in range(max(len(variables), len(saved))):
-            ours = [variables[number].path, list(variables[number].shape)] if number < len(variables) else None
-            theirs = saved[number] if number < len(saved) else None
-            if ours is None or theirs is None or ours[1] != theirs[1]:
+        variables, differ = self._variables()
+        ours = [[variable.path, list(variable.shape)] for variable in variables]
+        for here, there in itertools.zip_longest(ours, state["meta"]["variables"], fillvalue=["no variable", []]):
+            # Without its numbers: Keras counts up the names of a model that is built again in the same process.
+            if (re.sub(r"_\d+", "", here[0]), here[1]) != (re.sub(r"_\d+", "", there[0]), there[1]):
                 raise BackupError(
-                    f"the backup {self.filepath} is of another model: variable {number} is {theirs} there and "
-                    f"{ours} here; use the model that it was made with, or choose another backup folder"
+                    f"the backup {self.filepath} is of another model: it has {there[0]} {tuple(there[1])} where this model "
+                    f"has {here[0]} {tuple(here[1])}; use the model that it was made with, or choose another backup folder"
                 )
         with self.strategy.scope():
             for number, variable in enumerate(variables):
@@ -471,11 +583,20 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
 # -- values that differ from replica to replica ----------------------------------------------------------
 
 
+def _plain(value):
+    """A log as JSON can hold it, to the last bit."""
+    return np.asarray(value).tolist()
+
+
+def _exact(array):
+    """The array in a type that .npz files and collectives know, with the same values: bfloat16 is of neither."""
+    return array.astype("float32") if array.dtype.kind == "V" else array
+
+
 def _read_rows(variable, strategy):
     """Every replica's value of a variable, shape (replicas, *shape), the same on every worker."""
-    own_values = strategy.experimental_local_results(variable.value)
-    first_row = worker_number(strategy) * len(own_values)
-    values = [value.numpy() for value in own_values]
+    values = [_exact(value.numpy()) for value in strategy.experimental_local_results(variable.value)]
+    first_row = worker_number(strategy) * len(values)
     # Collectives take no unsigned integers, which seeds are; int64 holds them.
     dtype = values[0].dtype if values[0].dtype.kind == "f" else "int64"
     rows = np.zeros([strategy.num_replicas_in_sync, *variable.shape], dtype)

@@ -14,7 +14,13 @@ import sys
 import nbformat
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-FOLDERS = {"lessons.mplstyle": "notebooks", "with_tf_config.py": "clusters"}  # the others are beside README.md
+FOLDERS = {  # the others are beside README.md
+    "lessons.mplstyle": "notebooks",
+    "with_tf_config.py": "clusters",
+    "bench.py": "benchmarks",
+    "measure.py": "benchmarks",
+    "performance.json": "benchmarks/results",
+}
 FIRST_LINE = re.compile(r"%%writefile +(\S+)\s*")
 
 

@@ -177,7 +177,7 @@ def diagram(lesson):
 def environment_before_tensorflow(lesson):
     code = "\n".join(cell.source for cell in lesson.own_code)
     for name in ("CUDA_VISIBLE_DEVICES", "TF_CONFIG"):
-        if not 0 <= code.find(f'"{name}"') < code.find("import tensorflow"):
+        if "import tensorflow" in code and not 0 <= code.find(f'"{name}"') < code.find("import tensorflow"):
             yield f"{name} is not set before `import tensorflow`"
 
 
@@ -374,14 +374,18 @@ def asserts_teach(lesson):
 
 @rule
 def plots_say_what_they_show(lesson):
-    for cell in lesson.own_code:
+    code = lesson.own_code
+    helpers = {node.name: ast.unparse(node) for _, node in nodes(lesson, ast.FunctionDef)}
+    for cell, following in zip(code, [*code[1:], None]):
         if ".show()" not in cell.source and not any("image/png" in output.get("data", {}) for output in cell.outputs):
             continue
-        if not re.search(r"\btitle|set_title", cell.source):
+        source = "\n".join([cell.source, *(text for name, text in helpers.items() if f"{name}(" in cell.source)])
+        if not re.search(r"\btitle|set_title", source):
             yield f"cell {cell.id}: its plot has no title"
-        if not re.search(r'ylabel.*xlabel|xlabel.*ylabel|axis\("off"\)', cell.source, re.DOTALL):
+        names = [re.search(pattern, source) for pattern in (r"xlabel", r"ylabel|yticklabels")]
+        if not all(names) and 'axis("off")' not in source and "xticks=[]" not in source:
             yield f"cell {cell.id}: its plot has no axis labels"
-        if "print(" not in cell.source:
+        if "print(" not in cell.source + (following.source if following else ""):
             yield f"cell {cell.id}: its plot has no text twin printed below it"
 
 

@@ -199,6 +199,8 @@ def test_backup_arguments_are_judged():
     for wrong in (0, -1, 2.5, "batch"):
         with pytest.raises(ValueError, match="save_freq"):
             multi_worker.BackupAndRestore("folder", save_freq=wrong)
+    with pytest.raises(ValueError, match="backup_dir is empty"):
+        multi_worker.BackupAndRestore("")
 
 
 def test_importing_the_modules_starts_nothing_in_tensorflow():

@@ -110,6 +110,17 @@ def test_the_plots_style_is_in_notebooks_and_no_other_file_there_counts(project)
     assert sources == ["%%writefile lessons.mplstyle\nfigure.dpi: 80", "%%writefile mine.py\nx = 2"]
 
 
+def test_the_files_of_the_benchmarks_are_canonical_too(project):
+    (project / "benchmarks" / "results").mkdir(parents=True)
+    (project / "benchmarks" / "measure.py").write_text("x = 1\n")
+    (project / "benchmarks" / "results" / "performance.json").write_text("{}\n")
+    write_notebook(project, "%%writefile measure.py\nold", "%%writefile performance.json\nold")
+    assert tool.main(["--check"], project) == 1
+    assert tool.main(["--write"], project) == 0
+    sources = [cell.source for cell in read_cells(project)[1:]]
+    assert sources == ["%%writefile measure.py\nx = 1", "%%writefile performance.json\n{}"]
+
+
 @pytest.mark.parametrize("content", [b"x = 1", b"x = 1\r\n"])
 def test_a_file_that_no_cell_can_write_is_named(project, content, capsys):
     (project / "main.py").write_bytes(content)

@@ -1,4 +1,4 @@
-"""main.py as a user starts it: alone, in a cluster, with a wrong TF_CONFIG, killed and started again."""
+"""main.py as a user starts it: alone, in a cluster, with a wrong TF_CONFIG, told to stop, with a peer that hangs."""
 
 import importlib
 import json
@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -130,18 +131,77 @@ def test_a_wrong_argument_is_named(capsys):
 
 @pytest.mark.slow
 @only_keras_3
-def test_a_killed_chief_then_all_started_again_end_with_the_undisturbed_history(undisturbed, tmp_path):
-    victim = 0
+def test_sigterm_ends_all_workers_with_a_backup_from_which_the_same_command_goes_on(undisturbed, tmp_path):
+    """To one worker, as when a pod is removed; what a scheduler does to all of them is the same and more."""
     arguments = [*QUICK, "--backup-dir", tmp_path / "backup", "--history", tmp_path / "h.json"]
     with LocalCluster(MAIN, 2, arguments) as cluster:
-        while "Epoch 3/3" not in cluster.log(0):
-            assert cluster.status()["worker 0"] == "running", cluster.log(0)
-        cluster.kill(victim)
-        with pytest.raises(WorkerFailed, match=f"worker {victim} failed: killed by SIGKILL"):
-            cluster.wait(deadline=60)
+        until(lambda: "Epoch 1/3" in cluster.log(1), cluster)
+        cluster.processes[1].terminate()
+        for number, process in enumerate(cluster.processes):
+            assert process.wait(timeout=60) == 143, cluster.log(number)
+            # The question whether to stop is put after each epoch of ten steps.
+            stopped = re.search(
+                r"^main.py: stopped after .* epoch (1|2); backed up in .*", cluster.log(number), re.MULTILINE
+            )
+            assert stopped, cluster.log(number)
     assert (tmp_path / "backup" / "backup.npz").exists() and not (tmp_path / "h.json").exists()
     with LocalCluster(MAIN, 2, arguments) as cluster:
         cluster.wait(deadline=60)
-        assert "Epoch 1/3" not in cluster.log(0) and "Epoch 3/3" in cluster.log(0)
+        assert "goes on from the backup in" in cluster.log(0) and "Epoch 3/3" in cluster.log(0)
+        assert "Epoch 1/3" not in cluster.log(0) or "step 11" in cluster.log(0)
     assert json.loads((tmp_path / "h.json").read_text()) == undisturbed[1]
     assert not (tmp_path / "backup").exists()
+
+
+def until(condition, cluster):
+    end = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < end and "running" in cluster.status().values(), cluster.log(0)
+        time.sleep(0.02)
+
+
+LATE = """
+import os, pathlib, runpy, sys, time
+main, go = sys.argv.pop(1), pathlib.Path(sys.argv.pop(1))
+end = time.monotonic() + 90
+while '"index": 1' in os.environ["TF_CONFIG"] and not go.exists():
+    assert time.monotonic() < end
+    time.sleep(0.05)
+sys.path.insert(0, os.path.dirname(main))
+runpy.run_path(main, run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_while_a_worker_waits_for_its_peers_ends_it_when_they_come(tmp_path):
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    with LocalCluster(script, 2, [MAIN, tmp_path / "go", *QUICK], env={"TF_CPP_MIN_LOG_LEVEL": "0"}) as cluster:
+        until(lambda: "Started server with target" in cluster.log(0), cluster)
+        cluster.processes[0].terminate()
+        (tmp_path / "go").touch()
+        assert cluster.processes[0].wait(timeout=60) == 143, cluster.log(0)
+        assert "Epoch" not in cluster.log(0)
+
+
+HANGS = """
+import os, signal, sys
+sys.path.insert(0, sys.argv.pop(1))
+import main, multi_worker
+main.PEER_SECONDS = 5
+if '"index": 1' in os.environ["TF_CONFIG"]:  # alive, and never comes to the second step
+    multi_worker.BackupAndRestore.on_train_batch_end = lambda *arguments, **options: signal.pause()
+sys.exit(main.main())
+"""
+
+
+@pytest.mark.slow
+@only_keras_3
+def test_a_worker_whose_peer_hangs_ends_with_an_error(tmp_path):
+    script = tmp_path / "hangs.py"
+    script.write_text(HANGS)
+    with LocalCluster(script, 2, [ROOT, *QUICK, "--backup-dir", tmp_path / "backup"]) as cluster:
+        with pytest.raises(WorkerFailed) as failure:
+            cluster.wait(deadline=90)
+    assert str(failure.value).startswith("worker 0 failed: exit code 1;"), failure.value
+    assert "DeadlineExceededError" in cluster.log(0)
