@@ -56,8 +56,9 @@ class Learner:
     def assert_all_is_well(self, run):
         assert run.ended_well and run.failed(self.name) == [] and len(run.results) == self.code_cells, run.output
         assert {path.name for path in self.folder.iterdir()} - {"__pycache__"} <= self.writes, "files were left"
-        # TensorFlow removes these of its own at exit; nbval ends its kernels without one.
-        left = [path for path in self.temporary.iterdir() if not path.name.startswith("__autograph_generated_file")]
+        # TensorFlow and LocalCluster (its logs) remove these at Python's exit; nbval ends its kernels without one.
+        at_exit = ("__autograph_generated_file", "local_cluster_")
+        left = [path for path in self.temporary.iterdir() if not path.name.startswith(at_exit)]
         assert left == [], "temporary files were left"
 
 

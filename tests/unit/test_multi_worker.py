@@ -145,7 +145,9 @@ def test_a_bare_file_name_is_written_in_this_folder(tmp_path, monkeypatch):
 def test_remote_paths_are_written_through_tensorflow():
     other = multi_worker.write_filepath("ram://bucket/m.keras", strategy_of(TWO, "worker", 1))
     assert other == "ram://bucket/workertemp_worker_1/m.keras"
-    tf.io.gfile.GFile(other, "w").close()
+    with tf.io.gfile.GFile(other, "w") as file:
+        file.write("a model")
+    assert tf.io.gfile.exists(other)
     multi_worker.remove_temporary("ram://bucket/m.keras", strategy_of(TWO, "worker", 1))
     assert not tf.io.gfile.exists(other)
 
