@@ -18,7 +18,8 @@ legacy = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
 @pytest.fixture(scope="module")
 def cluster_and_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharding")
-    with LocalCluster(SCRIPT, {"worker": 2, "evaluator": 1}, [folder]) as cluster:
+    # An earlier test may have imported a module that hushes TensorFlow; these look for its warnings.
+    with LocalCluster(SCRIPT, {"worker": 2, "evaluator": 1}, [folder], env={"TF_CPP_MIN_LOG_LEVEL": "0"}) as cluster:
         cluster.wait(DEADLINE)
     return cluster, folder
 
