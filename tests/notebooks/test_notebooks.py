@@ -39,9 +39,9 @@ class Learner:
             content.cells += again
         self.options = ["--nbval-lax"] if steps else []
         for cell in content.cells:
-            if steps and cell.source.startswith("%%writefile main.py"):
-                assert cell.source.count("default=70") == 1, "main.py's --steps-per-epoch has another default now"
-                cell.source = cell.source.replace("default=70", f"default={steps}")
+            if steps and cell.id == "numbers":
+                assert cell.source.count("STEPS_PER_EPOCH = 70") == 1, "the lesson has another number of steps now"
+                cell.source = cell.source.replace("STEPS_PER_EPOCH = 70", f"STEPS_PER_EPOCH = {steps}")
         self.code_cells = sum(cell.cell_type == "code" for cell in content.cells)
         nbformat.write(content, self.folder / notebook.name)
         sources = "\n".join(cell.source for cell in content.cells)
