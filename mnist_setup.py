@@ -85,7 +85,7 @@ def mnist_dataset(batch_size, seed=0, skip_batches=0):
     indices = tf.data.Dataset.counter(first_pass).map(order_of).unbatch().skip(images_to_skip)
     dataset = indices.batch(batch_size, drop_remainder=True).map(look_up)
     # DATA: with many workers, each makes every global batch and keeps its own part of it. TensorFlow's
-    # default would try to share out files first, find none, and warn.
+    # default, AUTO, does the same for data in memory; data in files it would share out by file.
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return dataset.with_options(options)
