@@ -7,9 +7,9 @@ import pathlib
 import re
 
 import nbformat
+from lessons import NAMES
 
-LAYOUT = "01_single_worker 02_two_workers 03_sharding 04_saving 05_backup_and_restore 06_performance 07_many_machines"
-LESSONS = [f"{name}.ipynb" for name in LAYOUT.split()]
+LESSONS = [f"{name}.ipynb" for name in NAMES]
 INTRODUCED_IN = {"mnist_setup.py": 1, "main.py": 2, "multi_worker.py": 2, "local_cluster.py": 2}
 MAGICS = r"%%writefile [\w.]+|%%bash|%%bash --bg|%killbgscripts|%matplotlib inline"
 TAGS = {"nbval-ignore-output", "raises-exception"}
@@ -117,6 +117,17 @@ def parsed(source):
     if source.startswith("%%"):
         return ast.parse("")
     return ast.parse(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", source))
+
+
+def long_sleeps(tree):
+    """Lines of a syntax tree that wait a fixed time: not in a loop, or for longer than a poll."""
+    found, polls = [], {id(node) for loop in ast.walk(tree) if isinstance(loop, ast.While) for node in ast.walk(loop)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "sleep":
+            seconds = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
+            if id(node) not in polls or seconds is None or seconds > POLL_SECONDS:
+                found.append(node.lineno)
+    return sorted(found)
 
 
 def nodes(lesson, kind):
@@ -300,12 +311,9 @@ def background_with_exec(lesson):
 
 @rule
 def no_sleep(lesson):
-    polls = {id(node) for _, loop in nodes(lesson, ast.While) for node in ast.walk(loop)}
-    for cell, node in nodes(lesson, ast.Call):
-        if ast.unparse(node.func).split(".")[-1] == "sleep":
-            short = isinstance(node.args[0], ast.Constant) and node.args[0].value <= POLL_SECONDS
-            if id(node) not in polls or not short:
-                yield f"cell {cell.id}: sleeps; poll in a `while` with a deadline, {POLL_SECONDS} s at most each time"
+    for cell in lesson.own_code:
+        if long_sleeps(parsed(cell.source)):
+            yield f"cell {cell.id}: sleeps; poll in a `while` with a deadline, {POLL_SECONDS} s at most each time"
     for cell in lesson.code:
         if cell.source.startswith("%%bash") and re.search(r"\bsleep\b", cell.source):
             yield f"cell {cell.id}: sleeps in bash"

@@ -6,9 +6,9 @@ import re
 import subprocess
 
 import pytest
+from lesson_rules import long_sleeps
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-POLL_SECONDS = 0.2
 # Folders in which people's, CI's and build machines' files are; and hosts and options that choose a package index.
 MACHINE_PATH = re.compile(r"(?<![\w.:/$}~*+-])/(?:home|Users|root|work|builds|farm)/\w")
 PACKAGE_INDEX = re.compile(
@@ -45,18 +45,6 @@ def unlinked_notebooks(readme, names):
 def dead_links(text, folder):
     targets = re.findall(r"\]\((?!https?://|#)([^)\s#]+)", re.sub(r"(?ms)^```.*?^```|`[^`\n]*`", "", text))
     return [target for target in targets if not (folder / target).exists()]
-
-
-def long_sleeps(source):
-    """Lines that wait a fixed time: not in a loop, or for longer than a poll."""
-    found, tree = [], ast.parse(source)
-    polls = {id(node) for loop in ast.walk(tree) if isinstance(loop, ast.While) for node in ast.walk(loop)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "sleep"):
-            seconds = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
-            if id(node) not in polls or seconds is None or seconds > POLL_SECONDS:
-                found.append(node.lineno)
-    return sorted(found)
 
 
 def test_readme_names_only_make_targets_that_exist():
@@ -97,7 +85,7 @@ def test_the_notebooks_conftest_is_not_ignored_by_git():
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_test_sleeps_instead_of_waiting_for_something(path):
-    assert long_sleeps(path.read_text(encoding="utf-8")) == []
+    assert long_sleeps(ast.parse(path.read_text(encoding="utf-8"))) == []
 
 
 def test_these_rules_refuse_what_they_are_for():
@@ -120,4 +108,5 @@ def test_these_rules_refuse_what_they_are_for():
     ):
         assert PACKAGE_INDEX.search(bad), bad
     assert not PACKAGE_INDEX.search("a package index for the first run")
-    assert long_sleeps("import time\nwhile True:\n    time.sleep(0.1)\n    time.sleep(5)\ntime.sleep(0.1)") == [4, 5]
+    polls_and_sleeps = "import time\nwhile True:\n    time.sleep(0.1)\n    time.sleep(5)\ntime.sleep(0.1)"
+    assert long_sleeps(ast.parse(polls_and_sleeps)) == [4, 5]

@@ -10,11 +10,11 @@ import sys
 import nbformat
 import pytest
 from conftest import run_nbval
+from lessons import NAMES
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-LAYOUT = "01_single_worker 02_two_workers 03_sharding 04_saving 05_backup_and_restore 06_performance 07_many_machines"
-FIRST, TWO_WORKERS = LAYOUT.split()[:2]
+FIRST, TWO_WORKERS = NAMES[:2]
 MINUTES_FOR_A_NOTEBOOK = 7
 RUN_TWICE = {FIRST}  # in one kernel; the cheapest
 NO_NETWORK = dict.fromkeys(["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"], "http://127.0.0.1:9") | {
@@ -64,7 +64,7 @@ class Learner:
 
 def test_the_lessons_are_there_by_their_names():
     names = [notebook.stem for notebook in NOTEBOOKS]
-    assert {FIRST, TWO_WORKERS} <= set(names) <= set(LAYOUT.split())
+    assert {FIRST, TWO_WORKERS} <= set(names) <= set(NAMES)
 
 
 def test_every_notebook_is_collected_with_all_its_code_cells():

@@ -1,7 +1,6 @@
 """main.py's `train` on a real Ray cluster of one node: same numbers, resumed exactly. Run by `make test-ray`."""
 
 import importlib.metadata
-import json
 import os
 import pathlib
 import re
@@ -12,8 +11,8 @@ import sys
 import tempfile
 import time
 
-import numpy as np
 import pytest
+from saved_results import assert_same_results, read_results, results_in
 
 from local_cluster import LocalCluster
 
@@ -82,25 +81,6 @@ def undisturbed(tmp_path_factory):
     with LocalCluster(ROOT / "main.py", 2, [*TRAINING, *results_in(folder)]) as local:
         local.wait(deadline=180)
     return read_results(folder)
-
-
-def results_in(folder):
-    return ["--history", folder / "history.json", "--model-path", folder / "model.keras"]
-
-
-def read_results(folder):
-    code = "import sys, numpy, tensorflow as tf; m = tf.keras.models.load_model(sys.argv[1]); "
-    code += "numpy.savez(sys.argv[1] + '.npz', *m.get_weights())"
-    subprocess.run([sys.executable, "-c", code, folder / "model.keras"], check=True, capture_output=True, timeout=120)
-    with np.load(folder / "model.keras.npz") as arrays:
-        return json.loads((folder / "history.json").read_text()), [arrays[name] for name in arrays.files]
-
-
-def assert_same_results(folder, undisturbed):
-    (history, weights), (history_undisturbed, weights_undisturbed) = read_results(folder), undisturbed
-    assert history == history_undisturbed
-    for ours, theirs in zip(weights, weights_undisturbed, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
 
 
 def a_train_worker(seconds=30):

@@ -6,14 +6,12 @@ Each task writes FOLDER/JOB_N.json. A question is answered with the ids of each 
 """
 
 import json
-import os
 import pathlib
 import sys
 
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0")  # test_sharding.py looks for warnings
 import tensorflow as tf
 
 import mnist_setup

@@ -4,18 +4,16 @@ However often, it ends with the history and the weights of the run that nobody k
 CHAOS_KILLS says how many kills (5 are one run; `make chaos N=100`), CHAOS_SEED which ones.
 """
 
-import io
 import json
 import os
 import pathlib
 import random
 import subprocess
 import sys
-import zipfile
 
-import h5py
 import numpy as np
 import pytest
+from saved_results import arrays_in, results_in
 
 from local_cluster import LocalCluster
 
@@ -55,20 +53,14 @@ def plan_of(run):
 
 def results(folder):
     """History and weights that main.py has written in this folder."""
-    weights = {}
-    with zipfile.ZipFile(folder / "model.keras") as model:
-        with h5py.File(io.BytesIO(model.read("model.weights.h5"))) as file:
-            file.visititems(
-                lambda name, item: weights.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None
-            )
+    weights = arrays_in(folder / "model.keras")
     assert len(weights) >= 6
     return json.loads((folder / "history.json").read_text()), weights
 
 
 def arguments_in(folder, plan):
     (folder / "plan.json").write_text(json.dumps(plan))
-    paths = {"--backup-dir": "backup", "--model-path": "model.keras", "--history": "history.json"}
-    return [folder / "plan.json", *ARGUMENTS, *(part for name, file in paths.items() for part in (name, folder / file))]
+    return [folder / "plan.json", *ARGUMENTS, "--backup-dir", folder / "backup", *results_in(folder)]
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+from saved_results import results_in, weights_in
 
 from local_cluster import LocalCluster, WorkerFailed
 
@@ -36,20 +37,11 @@ def run_cluster(*arguments, workers=2):
         return [cluster.log(number) for number in range(len(cluster.tasks))]
 
 
-def weights_in(path):
-    code = "import sys, numpy, tensorflow as tf; m = tf.keras.models.load_model(sys.argv[1]); "
-    code += "numpy.savez(sys.argv[2], *m.get_weights())"
-    # In a folder without this project's files: what was saved must be a plain Keras model.
-    subprocess.run([sys.executable, "-c", code, path, f"{path}.npz"], cwd=path.parent, check=True, timeout=60)
-    with np.load(f"{path}.npz") as arrays:
-        return [arrays[name] for name in arrays.files]
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """Two workers at 64: logs, history, the model's path."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    logs = run_cluster("--history", folder / "history.json", "--model-path", folder / "model.keras")
+    logs = run_cluster(*results_in(folder))
     return logs, json.loads((folder / "history.json").read_text()), folder / "model.keras"
 
 

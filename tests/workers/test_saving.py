@@ -12,6 +12,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from saved_results import arrays_in
 
 from local_cluster import LocalCluster, WorkerFailed
 
@@ -194,20 +195,11 @@ def test_a_checkpoint_of_two_workers_is_restored_by_three(saved, by_three):
         assert distance(saved[0], f"restored_{worker}.npy", "predictions_0.npy") < 1e-6
 
 
-def variables_in(path):
-    import h5py
-
-    arrays = {}
-    with zipfile.ZipFile(path) as archive, h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as file:
-        file.visititems(lambda name, item: arrays.update({name: item[()]}) if hasattr(item, "shape") else None)
-    return arrays
-
-
 @only_keras_3
 def test_of_each_workers_own_moving_statistics_the_chiefs_are_saved(saved):
     chief, other = (np.array(worker["averaged: moving mean"], "float32") for worker in saved[1])
     assert not np.array_equal(chief, other)
-    arrays = variables_in(saved[0] / "models" / "averaged.keras")
+    arrays = arrays_in(saved[0] / "models" / "averaged.keras")
     np.testing.assert_array_equal(arrays["layers/batch_normalization/vars/2"], chief)
 
 
@@ -220,7 +212,7 @@ def test_synchronized_moving_statistics_are_one_for_all(saved, fresh):
 def test_a_variable_averaged_on_reading_is_saved_as_the_mean_of_all_workers(saved):
     values = [worker["seen"] for worker in saved[1]]
     assert values[0] != values[1]
-    arrays = variables_in(saved[0] / "models" / "averaged.keras")
+    arrays = arrays_in(saved[0] / "models" / "averaged.keras")
     scalars = [float(value) for name, value in arrays.items() if "input_mean" in name and value.shape == ()]
     assert len(scalars) == 1 and abs(scalars[0] - np.mean(values)) < 1e-6
 

@@ -1,0 +1,11 @@
+"""The lessons' names, in order, also of those to come; one that is not written yet may be missing."""
+
+NAMES = [
+    "01_single_worker",
+    "02_two_workers",
+    "03_sharding",
+    "04_saving",
+    "05_backup_and_restore",
+    "06_performance",
+    "07_many_machines",
+]
