@@ -146,6 +146,7 @@ def train(
         return None
     outcome = {"epoch": history.epoch, **history.history}
     if again:
+        outcome["without the callback"] = model.fit(data, epochs=again, **options).epoch
         outcome["second"] = model.fit(data, epochs=again, callbacks=[*callbacks, backup], **options).epoch
     variables = [*model.variables, *model.optimizer.variables]
     values = [strategy.experimental_local_results(variable.value)[0].numpy() for variable in variables]
@@ -219,6 +220,19 @@ def finished():
     directory = folder / "finished"
     runs = [train(directory, epochs=epochs, delete=False) for epochs in (2, 2, 3)]
     return runs, directory.exists(), undisturbed()
+
+
+@case
+def deletion():
+    """Worker 1 comes late to the deletion. Returns whether the backup was there all that time, and whether after it."""
+    backup = multi_worker.BackupAndRestore(folder / "deletion", delete_checkpoint=False)
+    train(folder / "deletion", backup=backup)
+    file, end = folder / "deletion" / "backup.npz", time.monotonic() + 2
+    while me == 1 and file.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    before = file.exists() if me == 1 else None
+    backup.delete(strategy)
+    return before, file.exists()
 
 
 @case
@@ -340,8 +354,8 @@ class Snapshots:
 def file_operations():
     """All workers go on from each state that a kill at a file operation of two backups, or of the deletion, leaves."""
     options = {"build": momentum, "epochs": 2, "steps": 3}
-    snapshots = Snapshots(folder / "operations", folder / "snapshots")
-    with snapshots.taken() if me == 0 else contextlib.nullcontext():
+    snapshots = Snapshots(folder / "operations", folder / ("snapshots" if me == 0 else f"snapshots_of_{me}"))
+    with snapshots.taken():
         train(folder / "operations", **options)
     states = sorted((folder / "snapshots").iterdir())
     resumed = {}

@@ -102,9 +102,10 @@ def test_a_kill_at_any_file_operation_leaves_a_backup_to_resume_from(of_two):
             check_same(outcome, undisturbed)
         if number == 0:
             operations = ["makedirs", "rename", "remove", "rmtree"]
-            assert {f"{when} {what}" for when in ("before", "after") for what in operations} | {"in write"} == set(
-                moments
-            )
+            expected = {f"{when} {what}" for when in ("before", "after") for what in operations} | {"in write"}
+            assert set(moments) == expected
+        else:
+            assert not moments, "the chief alone touches files"
         assert len(resumed) == 12, sorted(resumed)  # as many different states are there
 
 
@@ -135,9 +136,14 @@ def test_the_backup_of_a_finished_run_trains_no_more_but_for_further_epochs(of_t
         check_same(longer, undisturbed)
 
 
+def test_nothing_is_deleted_before_all_workers_are_there(of_two):
+    assert returned(of_two, "deletion") == [(None, False), (True, False)]
+
+
 def test_a_second_fit_runs_all_its_epochs(of_two, of_one):
     for first, resumed in returned(of_two, "second_fit") + returned(of_one, "second_fit"):
         assert first["second"] == resumed["second"] == [0, 1]
+        assert first["without the callback"] == resumed["without the callback"] == [0, 1]
         assert first["epoch"] == [0] and resumed["epoch"] == [0, 1]
 
 
