@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FOLDERS = {  # the others are beside README.md
     "lessons.mplstyle": "notebooks",
     "with_tf_config.py": "clusters",
+    "hosts.py": "clusters",
     "bench.py": "benchmarks",
     "measure.py": "benchmarks",
     "performance.json": "benchmarks/results",

@@ -9,6 +9,7 @@ import sys
 
 import kubernetes_validate
 import pytest
+import with_tf_config
 import yaml
 
 import multi_worker
@@ -16,8 +17,6 @@ import multi_worker
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CLUSTERS = ROOT / "clusters"
 PROGRAM = CLUSTERS / "with_tf_config.py"
-sys.path.append(str(CLUSTERS))
-import with_tf_config
 
 KUBERNETES = "1.34"
 

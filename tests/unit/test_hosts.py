@@ -1,0 +1,70 @@
+"""clusters/hosts.py: hosts of their own on one machine, where the tests have the rights; nothing of them is left."""
+
+import pathlib
+import subprocess
+import sys
+import time
+
+import hosts
+import pytest
+
+missing = hosts.what_is_missing()
+pytestmark = pytest.mark.skipif(bool(missing), reason=f"NOT RUN, no hosts: {missing}")
+SERVE = "import socket; s = socket.create_server(('', 7000)); print('up', flush=True); s.accept()[0].sendall(b'hello')"
+ASK = "import socket; print(socket.create_connection(('b', 7000), timeout=2).recv(9).decode())"
+
+
+@pytest.fixture
+def two(tmp_path):
+    with hosts.Hosts(tmp_path, ["a", "b"], seconds=60) as two_hosts:
+        yield two_hosts
+
+
+def test_each_host_has_its_own_name_address_and_ports(two):
+    assert [two.run(name, "hostname").strip() for name in ("a", "b", None)] == ["a", "b", "hub"]
+    with subprocess.Popen(two.command("b", sys.executable, "-c", SERVE), stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout.readline() == "up\n"
+        assert two.run("a", sys.executable, "-c", ASK) == "hello\n"
+    refused = two.run("a", sys.executable, "-c", ASK.replace("'b'", "'a'"), check=False)
+    assert "Connection refused" in refused  # the port is b's, not a's
+
+
+def test_a_cut_link_carries_nothing_and_a_mended_one_does(two):
+    with subprocess.Popen(two.command("b", sys.executable, "-c", SERVE), stdout=subprocess.PIPE, text=True) as server:
+        server.stdout.readline()
+        two.link("b", "down")
+        assert "Error" in two.run("a", sys.executable, "-c", ASK, check=False)
+        two.link("b", "up")
+        assert two.run("a", sys.executable, "-c", ASK) == "hello\n"
+
+
+def test_a_command_that_fails_raises_with_what_it_printed(two):
+    with pytest.raises(RuntimeError, match="on a: exit code 3\nno such thing"):
+        two.run("a", "sh", "-c", "echo no such thing; exit 3")
+
+
+def test_all_ends_with_the_hosts(tmp_path):
+    with hosts.Hosts(tmp_path, ["a", "b"], seconds=60) as two:
+        worker = subprocess.Popen(two.command("a", "sh", "-c", "trap '' TERM INT; sleep 1000"))
+        assert worker.poll() is None
+    assert worker.wait(5) != 0
+    assert_nothing_is_left(tmp_path)
+
+
+def test_all_ends_after_the_time_given(tmp_path):
+    two = hosts.Hosts(tmp_path, ["a", "b"], seconds=1)
+    two.holder.wait(20)
+    assert_nothing_is_left(tmp_path)
+    two.close()
+
+
+def assert_nothing_is_left(folder):
+    end = time.monotonic() + 5  # Linux takes a namespace down soon after its last process
+    while "hub" in links() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert str(folder) not in pathlib.Path("/proc/mounts").read_text()
+    assert "hub" not in links()
+
+
+def links():
+    return subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
