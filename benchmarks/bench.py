@@ -26,7 +26,10 @@ sys.path.insert(0, str(HERE.parent))
 from local_cluster import LocalCluster
 
 RESULTS = HERE / "results" / "performance.json"
-ABOUT = "milliseconds: [[median of a step in each round], for each launch]; loopback_bytes: of all workers, a step"
+ABOUT = (
+    "milliseconds: [[median of a step in each round], for each launch]; loopback_bytes: of all workers, a step; "
+    "start_up: the chief's seconds from launch to the first steps of the case, for each launch"
+)
 LAUNCH_SECONDS = 600
 PACKAGES = ("tensorflow", "keras", "tf_keras", "numpy")
 BATCHES = (16, 32, 64, 128, 256, 512, 1024)  # images a step and worker
@@ -51,8 +54,8 @@ PARTS = {
     # Is `fit` with our mend as fast as it can be?
     "roads": flat(with_one(("fit", "tf_keras", "loop"), model, 64) for model in ("small", "cnn", "large")),
     # What is a step made of? A model with many weights, one with few, and the exchange alone.
-    "many_weights": flat(with_one(("fit", "compute"), "cnn", batch) for batch in BATCHES),
-    "few_weights": flat(with_one(("fit", "compute"), "conv", batch) for batch in BATCHES[::2]),
+    "many_weights": flat(with_one(("fit",), "cnn", batch) for batch in BATCHES),
+    "few_weights": flat(with_one(("fit",), "conv", batch) for batch in BATCHES[::2]),
     "exchange": dict(
         case(2, "all_reduce", numbers, 1)
         for numbers in (
@@ -69,6 +72,8 @@ PARTS = {
             "large",
         )
     ),
+    # How long until the first step?
+    "start_up": flat([[case(1, "fit", "cnn", 64), case(2, "fit", "cnn", 64)]]),
     # What does a knob do? Each case with it, and the same without.
     "knobs": dict(
         [
@@ -143,6 +148,13 @@ def table(milliseconds):
 # Measuring
 
 
+def version(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed under this name"
+
+
 def provenance(**settings):
     """What a reader must know of the machine and the run; nothing that names it or its folders."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
@@ -152,7 +164,7 @@ def provenance(**settings):
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {(names or ['unknown CPU'])[0]}",
         "load_before": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in PACKAGES},
+        **{package: version(package) for package in PACKAGES},
         "threads": "TensorFlow's default, one a core in every worker, unless a case sets threads",
         **settings,
     }
@@ -161,7 +173,7 @@ def provenance(**settings):
 def launch(group, cases, rounds, steps):
     """Starts the workers of one group of cases; returns what measure.py writes."""
     workers, threads, bytes_per_pack = group
-    env = {"PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])}
+    env = {"LAUNCHED": str(time.time()), "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])}
     if threads:
         env |= {"TF_NUM_INTRAOP_THREADS": str(threads), "TF_NUM_INTEROP_THREADS": str(threads)}
     with tempfile.TemporaryDirectory() as folder:
@@ -182,21 +194,25 @@ def launch(group, cases, rounds, steps):
 
 
 def measure(cases, launches, rounds, steps):
-    """Returns {"milliseconds": {name: [[one a round], one list a launch]}, "loopback_bytes": {name: least of all}}."""
-    milliseconds, sent = {name: [] for name in cases}, {name: [] for name in cases}
+    """Returns {"milliseconds": {name: [[one a round], one list a launch]}, "loopback_bytes": {name: least of all},
+    "start_up": {name: [{what: seconds}, one a launch]}}, the last for the first case of each group.
+    """
+    milliseconds, sent, start_up = {name: [] for name in cases}, {name: [] for name in cases}, {}
     for _ in range(launches):
         for group, members in launches_of(cases):
             results = launch(group, members, rounds, steps)
+            start_up.setdefault(next(iter(members)), []).append(results["start_up"])
             for name in members:
                 milliseconds[name].append(results["milliseconds"][name])
                 sent[name] += results["loopback_bytes"][name]
-    return {"milliseconds": milliseconds, "loopback_bytes": {name: min(counts) for name, counts in sent.items()}}
+    least = {name: min(counts) for name, counts in sent.items()}
+    return {"milliseconds": milliseconds, "loopback_bytes": least, "start_up": start_up}
 
 
 def save(part, result, path):
     """Puts a part's result into the file; the other parts stay."""
-    whole = json.loads(path.read_text()) if path.exists() else {"about": ABOUT, "parts": {}}
-    whole["parts"][part] = result
+    parts = json.loads(path.read_text())["parts"] if path.exists() else {}
+    whole = {"about": ABOUT, "parts": parts | {part: result}}
     text = json.dumps(whole, indent=1)
     text = re.sub(r"\[[\[\]\d.,\s]+\]", lambda numbers: re.sub(r"\s+", "", numbers[0]).replace(",", ", "), text)
     path.parent.mkdir(exist_ok=True)

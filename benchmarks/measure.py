@@ -6,7 +6,8 @@ PLAN.json: {"cases": {name: case}, "rounds": n, "steps": n, "warm_up": n, "commu
 case names a `road` (who makes the steps, see ROADS), a `model` (see MODELS), a `batch` (images a step and worker), and
 may set steps_per_execution, precision and data. The cases of a round follow one another, so that whatever else the
 machine does meets them all. At the end the chief writes FILE.json:
-{"milliseconds": {name: [median of a step's time, one a round]}, "loopback_bytes": {name: [of all workers, a step]}}.
+{"milliseconds": {name: [median of a step's time, one a round]}, "loopback_bytes": {name: [of all workers, a step]},
+"start_up": {what: seconds}}: how long the chief took to come so far, for the first case alone.
 """
 
 import json
@@ -15,6 +16,7 @@ import pathlib
 import sys
 import time
 
+STARTED = time.time()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
@@ -83,37 +85,23 @@ def fit_tf_keras(strategy, case, data):
 
 def loop(strategy, case, data):
     """A loop written by hand around `strategy.run`; of logs only the loss. The floor of what `fit` can reach."""
+    loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     with strategy.scope():
         model = compiled(tf.keras, case)
-    data = strategy.experimental_distribute_dataset(data)
-    run_once = step_of(model, strategy.num_replicas_in_sync)
+    batches = iter(strategy.experimental_distribute_dataset(data))
 
-    @tf.function
-    def step(batches):
-        return strategy.reduce("SUM", strategy.run(run_once, args=next(batches)), axis=None)
-
-    batches = iter(data)
-    return lambda steps: seconds_of_each(lambda: step(batches), steps)
-
-
-def compute(strategy, case, data):
-    """A worker's own part alone: gradients of its own batch, applied to its own weights. Nothing is exchanged."""
-    run_once = tf.function(step_of(compiled(tf.keras, case), 1))
-    batches = iter(mnist_setup.mnist_dataset(case["batch"]))
-    return lambda steps: seconds_of_each(lambda: run_once(*next(batches)), steps)
-
-
-def step_of(model, replicas):
-    loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-    def step(x, y):
+    def on_each_replica(x, y):
         with tf.GradientTape() as tape:
-            loss = loss_of(y, model(x, training=True)) / replicas
+            loss = loss_of(y, model(x, training=True)) / strategy.num_replicas_in_sync
         gradients = tape.gradient(loss, model.trainable_variables)
         model.optimizer.apply_gradients(zip(gradients, model.trainable_variables))
         return loss
 
-    return step
+    @tf.function
+    def step(batches):
+        return strategy.reduce("SUM", strategy.run(on_each_replica, args=next(batches)), axis=None)
+
+    return lambda steps: seconds_of_each(lambda: step(batches), steps)
 
 
 def all_reduce(strategy, case, data):
@@ -160,18 +148,28 @@ def loopback_bytes():
     return next((int(line.split()[9]) for line in lines if line.split()[0] == "lo:"), 0)
 
 
-ROADS = {"fit": fit, "tf_keras": fit_tf_keras, "loop": loop, "compute": compute, "all_reduce": all_reduce}
+def parts_of(moments):
+    """{what: seconds from the moment before}, from {what: when it was done}."""
+    times = [float(os.environ.get("LAUNCHED", STARTED)), *moments.values()]
+    return {what: round(after - before, 2) for what, before, after in zip(moments, times, times[1:])}
+
+
+ROADS = {"fit": fit, "tf_keras": fit_tf_keras, "loop": loop, "all_reduce": all_reduce}
 
 
 def main(plan):
+    moments = {"Python": STARTED, "imports": time.time()}
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=300, **plan.get("communication", {}))
     strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    moments["connecting"] = time.time()
     run, milliseconds, sent = {}, {}, {}
     for name, case in plan["cases"].items():
         global_batch = case["batch"] * multi_worker.number_of_workers(strategy)
         data = png_dataset(global_batch, case["data"]) if "data" in case else mnist_setup.mnist_dataset(global_batch)
         run[name] = ROADS[case["road"]](strategy, case, data)
+        moments.setdefault("data and model", time.time())
         run[name](plan["warm_up"])
+        moments.setdefault("first steps", time.time())
         milliseconds[name], sent[name] = [], []
     for _ in range(plan["rounds"]):
         for name, case in plan["cases"].items():
@@ -182,7 +180,7 @@ def main(plan):
             milliseconds[name].append(round(1000 * float(np.median(seconds[1:])), 2))
     if multi_worker.is_chief(strategy):  # In one move: who sees the file sees all of it.
         part = pathlib.Path(plan["results"] + ".part")
-        part.write_text(json.dumps({"milliseconds": milliseconds, "loopback_bytes": sent}))
+        part.write_text(json.dumps({"milliseconds": milliseconds, "loopback_bytes": sent, "start_up": parts_of(moments)}))
         part.replace(plan["results"])
 
 

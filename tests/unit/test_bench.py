@@ -83,7 +83,9 @@ def test_times_are_kept_by_launch_and_the_loopback_count_is_the_least(monkeypatc
     def launch(group, members, rounds, steps):
         workers, times, sent = next(answers)
         assert group[0] == workers and len(members) == 1
-        return {"milliseconds": dict.fromkeys(members, times), "loopback_bytes": dict.fromkeys(members, sent)}
+        start_up = {"imports": times[0]}
+        sent = dict.fromkeys(members, sent)
+        return {"milliseconds": dict.fromkeys(members, times), "loopback_bytes": sent, "start_up": start_up}
 
     monkeypatch.setattr(bench, "launch", launch)
     result = bench.measure(cases, launches=2, rounds=2, steps=5)
@@ -92,6 +94,10 @@ def test_times_are_kept_by_launch_and_the_loopback_count_is_the_least(monkeypatc
         "1 fit cnn 128": [[2.0, 2.5], [3.0, 3.5]],
     }
     assert result["loopback_bytes"] == {"2 fit cnn 64": 7, "1 fit cnn 128": 0}
+    assert result["start_up"] == {
+        "2 fit cnn 64": [{"imports": 4.0}, {"imports": 6.0}],
+        "1 fit cnn 128": [{"imports": 2.0}, {"imports": 3.0}],
+    }
 
 
 def test_the_table_shows_medians_quartiles_and_ratios():
