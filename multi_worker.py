@@ -21,8 +21,9 @@ def enable_multi_worker_fit(model):
     """Makes `fit`, `evaluate` and `predict` of a Keras 3 model work on many workers. Returns the model.
 
     Call it in `strategy.scope()` beside `compile`. It sets three methods on this one instance and leaves its
-    class alone, so what `model.save` writes is a plain Keras model. On one worker, with tf_keras, or with a
-    Keras that no longer needs it, it does nothing. XLA (`jit_compile`) is not used on many workers.
+    class alone, so what `model.save` writes is a plain Keras model. On one worker with one replica (one GPU, or the
+    CPU), with tf_keras, or with a Keras that no longer needs it, it does nothing. Where it does something, XLA
+    (`jit_compile`) is not used.
 
     Raises:
         RuntimeError: a Keras that this mend does not fit: older than 3.10, or changed inside.
@@ -104,7 +105,7 @@ def _is_keras_3(model):
 
 def _keras_fails_under(strategy):
     """Tries Keras's own averaging of a scalar log: True where it fails, before anything is sent."""
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) or number_of_workers(strategy) == 1:
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) or strategy.num_replicas_in_sync == 1:
         return False
     import keras
 
@@ -117,6 +118,8 @@ def _keras_fails_under(strategy):
         TensorFlowTrainer._maybe_symbolic_build, TensorFlowTrainer.make_train_function  # noqa: B018
     except (ImportError, AttributeError) as error:
         raise RuntimeError(f"{advice} ({error})") from None
+    if number_of_workers(strategy) == 1:  # Of the three faults, several replicas on one worker meet the third alone.
+        return True
     try:
         reduce_per_replica(tf.constant(0.0), strategy, reduction="mean")
     except ValueError:

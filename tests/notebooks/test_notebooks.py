@@ -11,6 +11,7 @@ import nbformat
 import pytest
 from conftest import run_nbval
 from lessons import NAMES
+from wrong_answers import CELL, WRONG_ANSWERS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -25,8 +26,9 @@ NO_NETWORK = dict.fromkeys(["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PR
 class Learner:
     """A person with one notebook in an empty folder, without a network and without this repository around it."""
 
-    def __init__(self, folder, name, twice=False, steps=None):
-        """twice: all cells again in the same kernel. steps: an epoch has so few, and outputs are not compared."""
+    def __init__(self, folder, name, twice=False, wrong_answers=False, steps=None):
+        """twice: all cells again in the same kernel. wrong_answers: behind each exercise's solution one is tried.
+        steps: an epoch has so few, and outputs are not compared."""
         self.folder, self.temporary, self.name = folder / "empty", folder / "temporary", name
         self.folder.mkdir(parents=True)
         self.temporary.mkdir()
@@ -38,6 +40,8 @@ class Learner:
                 cell.id += "-second-run"
             content.cells += again
         self.options = ["--nbval-lax"] if steps else []
+        if wrong_answers:
+            content.cells = [cell for given in content.cells for cell in self.with_wrong_answer(given)]
         for cell in content.cells:
             if steps and cell.id == "numbers":
                 assert cell.source.count("STEPS_PER_EPOCH = 70") == 1, "the lesson has another number of steps now"
@@ -46,6 +50,14 @@ class Learner:
         nbformat.write(content, self.folder / notebook.name)
         sources = "\n".join(cell.source for cell in content.cells)
         self.writes = {notebook.name, *re.findall(r"^%%writefile (\S+)$", sources, re.MULTILINE)}
+
+    def with_wrong_answer(self, cell):
+        """The cell; if it solves an exercise, then also one that tries a wrong answer."""
+        exercise = re.fullmatch(r"exercise-(.+)-solution(-second-run)?", cell.id)
+        if not exercise:
+            return [cell]
+        answer = nbformat.v4.new_code_cell(CELL.format(answer=WRONG_ANSWERS[self.name][exercise[1]]))
+        return [cell, answer]
 
     def run(self, seconds=MINUTES_FOR_A_NOTEBOOK * 60, **environment):
         sample = ROOT / "data" / "mnist_sample.npz"
@@ -56,15 +68,21 @@ class Learner:
     def assert_all_is_well(self, run):
         assert run.ended_well and run.failed(self.name) == [] and len(run.results) == self.code_cells, run.output
         assert {path.name for path in self.folder.iterdir()} - {"__pycache__"} <= self.writes, "files were left"
-        # TensorFlow and LocalCluster (its logs) remove these at Python's exit; nbval ends its kernels without one.
-        at_exit = ("__autograph_generated_file", "local_cluster_")
-        left = [path for path in self.temporary.iterdir() if not path.name.startswith(at_exit)]
+        # TensorFlow removes these of its own at exit; nbval ends its kernels without one.
+        left = [path for path in self.temporary.iterdir() if not path.name.startswith("__autograph_generated_file")]
         assert left == [], "temporary files were left"
 
 
 def test_the_lessons_are_there_by_their_names():
     names = [notebook.stem for notebook in NOTEBOOKS]
     assert {FIRST, TWO_WORKERS} <= set(names) <= set(NAMES)
+
+
+def test_every_exercise_has_a_wrong_answer():
+    for notebook in NOTEBOOKS:
+        ids = [cell.id for cell in nbformat.read(notebook, as_version=4).cells]
+        solved = [name[len("exercise-") : -len("-solution")] for name in ids if re.match("exercise-.*-solution$", name)]
+        assert sorted(solved) == sorted(WRONG_ANSWERS[notebook.stem]) and len(solved) >= 2, notebook.name
 
 
 def test_every_notebook_is_collected_with_all_its_code_cells():
@@ -83,7 +101,7 @@ def test_every_notebook_is_collected_with_all_its_code_cells():
 @pytest.mark.timeout(MINUTES_FOR_A_NOTEBOOK * 60 + 10)
 @pytest.mark.parametrize("name", [path.stem for path in NOTEBOOKS])
 def test_alone_in_an_empty_folder_it_gives_its_outputs_and_leaves_nothing(name, tmp_path):
-    learner = Learner(tmp_path, name, twice=name in RUN_TWICE)
+    learner = Learner(tmp_path, name, twice=name in RUN_TWICE, wrong_answers=True)
     learner.assert_all_is_well(learner.run(TF_CPP_MIN_LOG_LEVEL=None))
 
 

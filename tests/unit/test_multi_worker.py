@@ -168,6 +168,7 @@ class ManyWorkers(tf.distribute.MultiWorkerMirroredStrategy):
         pass
 
     cluster_resolver = strategy_of(TWO, "worker", 0).cluster_resolver
+    num_replicas_in_sync = 2
 
     def reduce(self, operation, value, axis):
         assert axis == 0

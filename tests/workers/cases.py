@@ -1,6 +1,6 @@
 """What test_equivalence.py compares: each case trains a model; run alone, or by each worker of a cluster.
 
-    python cases.py FOLDER
+    [REPLICAS=2] python cases.py FOLDER [CASE ...]
 
 Writes FOLDER/worker_N.npz: history, weights and so on of each case, as "case/what".
 """
@@ -270,7 +270,21 @@ def nan_on_one_worker(strategy):
     return {"batches_seen": np.array(len(result["batch_logs"]))}
 
 
+def with_several_replicas(number):
+    """Gives each worker several replicas, as several GPUs would. MWMS takes one CPU only, so it is told otherwise."""
+    from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+
+    def devices(extended, resolver, worker_device):
+        return tuple(f"{worker_device}/device:CPU:{replica}" for replica in range(number)), "CPU"
+
+    cpus = [tf.config.LogicalDeviceConfiguration()] * number
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], cpus)
+    CollectiveAllReduceExtended._initialize_local_devices = devices
+
+
 def main(folder, *names):
+    if "REPLICAS" in os.environ:
+        with_several_replicas(int(os.environ["REPLICAS"]))
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     everything = {}
     for name in names or CASES:

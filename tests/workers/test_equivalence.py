@@ -10,6 +10,8 @@ from local_cluster import LocalCluster
 
 SCRIPT = pathlib.Path(__file__).with_name("cases.py")
 FOR_THREE = ["cnn_sgd", "adam_with_l2_evaluate_predict", "several_metrics", "functional_with_dicts", "nan_on_one_worker"]
+FOR_TWO_REPLICAS = ["cnn_sgd", "adam_with_l2_evaluate_predict", "steps_per_execution_with_a_remainder", "several_metrics"]
+FOR_TWO_REPLICAS += ["functional_with_dicts", "own_train_step"]
 # Not the numbers of one process, by nature: a worker drops units and normalizes within its own part of the batch,
 # and the mean of the workers' means is not the mean where their parts differ in size.
 BY_NATURE_DIFFERENT = ["batch_normalization", "dropout", "last_batch_uneven"]
@@ -23,10 +25,11 @@ if legacy:  # what tf_keras itself does not do, or does otherwise, on many worke
     NOT_IN_TF_KERAS += ["data_of_unknown_length"]
     CASES = [case for case in CASES if case not in NOT_IN_TF_KERAS]
     FOR_THREE = [case for case in FOR_THREE if case in CASES]
+    FOR_TWO_REPLICAS = [case for case in FOR_TWO_REPLICAS if case in CASES]
 
 
-def outcomes(workers, folder, names):
-    with LocalCluster(SCRIPT, workers, [folder, *names]) as cluster:
+def outcomes(workers, folder, names, env=None):
+    with LocalCluster(SCRIPT, workers, [folder, *names], env=env) as cluster:
         cluster.wait(deadline=170)
     return [dict(np.load(folder / f"worker_{number}.npz")) for number in range(workers)]
 
@@ -79,6 +82,18 @@ def test_two_workers_give_the_numbers_of_one(of_one, of_two, case):
 def test_three_workers_give_the_numbers_of_one(of_one, of_three, case):
     check_all_workers_the_same(of_three, case)
     check_same_as_one(of_one, of_three[0], case)
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one_worker", "two_workers"])
+def of_two_replicas_each(request, tmp_path_factory):
+    return outcomes(request.param, tmp_path_factory.mktemp("replicas"), FOR_TWO_REPLICAS, {"REPLICAS": "2"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FOR_TWO_REPLICAS)
+def test_two_replicas_on_each_worker_give_the_numbers_of_one(of_one, of_two_replicas_each, case):
+    check_all_workers_the_same(of_two_replicas_each, case)
+    check_same_as_one(of_one, of_two_replicas_each[0], case)
 
 
 @pytest.mark.slow
