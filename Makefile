@@ -1,8 +1,9 @@
 # make train · make lab · make test · make check: each sets itself up in .venv. See README.md.
 #   PYTHON=python3.12            the Python that makes .venv
 #   ENV_PYTHON=/path/to/python   an environment that you have already; nothing is installed into it
+#   TF=2.22.0rc0 [KERAS=3.14.1]  these versions instead, in an environment of their own. See UPGRADING.md.
 PYTHON ?= python3
-VENV   ?= .venv
+VENV   ?= .venv$(addprefix -tf-,$(TF))$(addprefix -keras-,$(KERAS))
 ifdef ENV_PYTHON
 PY := $(ENV_PYTHON)
 else
@@ -34,8 +35,9 @@ lint: $(DEV_READY)
 check: lint
 	$(PY) -m pytest -q tests/lint tests/unit
 
+# Two tests at once: each waits for its workers much of the time.
 test: lint
-	$(PY) -m pytest -q
+	$(PY) -m pytest -q -n 2 --dist loadgroup
 
 # What lesson 6 claims, measured on this machine, which should be quiet. Writes benchmarks/results/performance.json.
 bench: $(DEV_READY)
@@ -70,6 +72,18 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; choose one with PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
 
+ifdef TF
+# All that is required but TensorFlow and Keras; their nightly builds have names of their own.
+$(VENV)/run-ready: $(VENV)/dev-ready
+$(VENV)/dev-ready: $(VENV)/bin/python requirements.txt requirements-dev.txt
+	grep -hvE '^(tensorflow|keras|tf_keras|-r)\b' requirements.txt requirements-dev.txt > $(VENV)/others.txt
+	$(PY) -m pip install --quiet $(if $(findstring dev,$(TF)),tf-nightly,tensorflow)==$(TF) -r $(VENV)/others.txt
+ifdef KERAS
+	$(PY) -m pip uninstall --quiet --yes keras keras-nightly
+	$(PY) -m pip install --quiet $(if $(findstring dev,$(KERAS)),keras-nightly,keras)==$(KERAS)
+endif
+	touch $(VENV)/run-ready $(VENV)/dev-ready
+else
 $(VENV)/run-ready: $(VENV)/bin/python requirements.txt
 	$(PY) -m pip install --quiet -r requirements.txt
 	touch $@
@@ -77,6 +91,7 @@ $(VENV)/run-ready: $(VENV)/bin/python requirements.txt
 $(VENV)/dev-ready: $(VENV)/bin/python requirements.txt requirements-dev.txt
 	$(PY) -m pip install --quiet -r requirements-dev.txt
 	touch $@ $(VENV)/run-ready
+endif
 
 .venv-floors/ready: requirements-floors.txt requirements.txt requirements-dev.txt
 	$(PYTHON) -m venv .venv-floors
@@ -89,4 +104,4 @@ $(VENV)/dev-ready: $(VENV)/bin/python requirements.txt requirements-dev.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-floors .venv-ray trained
+	rm -rf .venv .venv-* trained
