@@ -4,8 +4,8 @@
 
 A part (see PARTS) compares cases: how many workers make their steps on which road, of which model, at which batch;
 measure.py knows the roads and the models. One launch of the workers goes round and round through all of its cases, and
-launches of one and of two workers take turns. So a busy moment of the machine meets all that is compared, and what
-counts is a ratio: the median over pairs that ran one after the other. All times go into FILE.json
+launches of one and of two workers take turns. What counts is a ratio: the median over pairs of the same launch and
+round. A busy moment of the machine meets all cases of a launch; cases of different launches are less sure. All times go into FILE.json
 (results/performance.json), each part with the machine, the versions and the settings it was taken with.
 """
 
@@ -77,9 +77,9 @@ PARTS = {
     # What does a knob do? Each case with it, and the same without.
     "knobs": dict(
         [
-            *(case(2, "fit", model, 64) for model in ("small", "cnn")),
+            *(case(2, "fit", model, 64) for model in ("small", "cnn", "large")),
             *(case(2, "fit", model, 64, threads=1) for model in ("small", "cnn")),
-            *(case(2, "fit", model, 64, bytes_per_pack=1_000_000) for model in ("small", "cnn")),
+            *(case(2, "fit", model, 64, bytes_per_pack=1_000_000) for model in ("cnn", "large")),
             *(case(1, "fit", model, 64) for model in ("small", "cnn")),
             *(case(workers, "fit", "small", 64, steps_per_execution=10) for workers in (1, 2)),
             *(case(1, "fit", model, 64, precision="mixed_bfloat16") for model in ("small", "cnn")),

@@ -417,6 +417,13 @@ def no_belittling_words(lesson):
 
 
 @rule
+def nothing_left_to_write(lesson):
+    for cell in lesson.cells:
+        if found := re.search(r"TO WRITE|TODO|FIXME|XXX", cell.source):
+            yield f"cell {cell.id}: {found[0]!r}"
+
+
+@rule
 def images_have_words(lesson):
     for cell in lesson.text:
         for is_image, words, target in links(cell):
