@@ -105,7 +105,7 @@ class LocalCluster:
         # To Linux, the launcher is the thread that started the worker, and only the main one surely lasts.
         if sys.platform == "linux" and threading.current_thread() is threading.main_thread():
             command = [command[0], "-S", "-c", START_TIED_TO_LAUNCHER, str(os.getpid()), *command]
-        # gRPC would look for 127.0.0.1 behind a proxy that is set for the web, and wait for ever.
+        # gRPC would look for 127.0.0.1 behind a proxy that is set for the web, and wait for an hour.
         own = {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1", "no_grpc_proxy": "127.0.0.1"}
         env = os.environ | own | self.env
         env["TF_CONFIG"] = json.dumps(tf_config)

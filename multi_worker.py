@@ -184,7 +184,7 @@ def check_tf_config():
 
 
 def _check_address(host, port, refuse_unless):
-    """Refuses a port of this machine that is taken, and a `localhost` that means IPv6: peers would wait for ever."""
+    """Refuses a port of this machine that is taken, and a `localhost` that means IPv6: peers would wait for an hour."""
     if host == "localhost":
         first = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][4][0]
         refuse_unless(":" not in first, f'"localhost" is {first} here, where TensorFlow does not listen; write 127.0.0.1')
