@@ -35,9 +35,8 @@ lint: $(DEV_READY)
 check: lint
 	$(PY) -m pytest -q tests/lint tests/unit
 
-# Two tests at once: each waits for its workers much of the time.
 test: lint
-	$(PY) -m pytest -q -n 2 --dist loadgroup
+	$(PY) -m pytest -q
 
 # What lesson 6 claims, measured on this machine, which should be quiet. Writes benchmarks/results/performance.json.
 bench: $(DEV_READY)

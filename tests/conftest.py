@@ -23,18 +23,6 @@ def children_of(pid):
     return found[1:]
 
 
-# Files whose tests share nothing. In the others a launch of workers serves many tests.
-EACH_TEST_ALONE = {"test_notebooks.py", "test_local_cluster.py"}
-
-
-def pytest_collection_modifyitems(items):
-    """Where tests run two at once (make test): those that share a launch stay together, and the long ones begin."""
-    for item in items:
-        if item.path.name not in EACH_TEST_ALONE:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
-    items.sort(key=lambda item: "slow" not in item.keywords)
-
-
 @pytest.fixture(autouse=True)
 def no_process_is_left(request):
     before = set(children_of(os.getpid()))
