@@ -113,9 +113,9 @@ def _keras_fails_under(strategy):
     if tuple(int(part) for part in re.findall(r"\d+", keras.__version__)[:2]) < (3, 10):
         raise RuntimeError(advice)
     try:
-        from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, reduce_per_replica
+        from keras.src.backend.tensorflow.trainer import reduce_per_replica
 
-        TensorFlowTrainer._maybe_symbolic_build, TensorFlowTrainer.make_train_function  # noqa: B018
+        keras.Model._maybe_symbolic_build, keras.Model.make_train_function  # noqa: B018
     except (ImportError, AttributeError) as error:
         raise RuntimeError(f"{advice} ({error})") from None
     if number_of_workers(strategy) == 1:  # Of the three faults, several replicas on one worker meet the third alone.
