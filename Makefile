@@ -12,6 +12,11 @@ RUN_READY := $(VENV)/run-ready
 DEV_READY := $(VENV)/dev-ready
 FLOORS_READY := .venv-floors/ready
 endif
+ifdef KERAS
+ifndef TF
+$(error KERAS=$(KERAS) needs TF= beside it, or it would have no effect)
+endif
+endif
 FLOORS_PY := .venv-floors/bin/python
 export CUDA_VISIBLE_DEVICES ?= -1
 SLURM_PACKAGES := munge slurmctld slurmd slurm-client iproute2

@@ -83,9 +83,8 @@ def test_lesson_7_shows_recorded_words_where_no_hosts_can_be_made(monkeypatch, c
     monkeypatch.setattr(hosts, "Hosts", lambda *_, **__: pytest.fail("it made hosts"))
     cells = {cell.id: cell.source for cell in nbformat.read(LESSON, as_version=4).cells}
     names = {}
-    for cell in ("imports", "two-hosts", "run-on-two-hosts", "show-symptom", "wrong-port", "check-wrong-port"):
-        exec(cells[cell], names)
-    for cell in ("cut-the-cable", "check-cable"):
+    helpers = ["imports", "two-hosts", "run-on-two-hosts", "show-symptom"]
+    for cell in [*helpers, "wrong-port", "check-wrong-port", "cut-the-cable", "check-cable"]:
         exec(cells[cell], names)
     printed = capsys.readouterr().out
     assert printed.count("recorded:") == 2 and "here:" not in printed
