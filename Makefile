@@ -6,11 +6,13 @@ PYTHON ?= python3
 VENV   ?= .venv$(addprefix -tf-,$(TF))$(addprefix -keras-,$(KERAS))
 ifdef ENV_PYTHON
 PY := $(ENV_PYTHON)
+ifdef TF
+$(error TF=$(TF) would have no effect beside ENV_PYTHON=)
+endif
 else
 PY := $(VENV)/bin/python
 RUN_READY := $(VENV)/run-ready
 DEV_READY := $(VENV)/dev-ready
-FLOORS_READY := .venv-floors/ready
 endif
 ifdef KERAS
 ifndef TF
@@ -20,6 +22,10 @@ endif
 FLOORS_PY := .venv-floors/bin/python
 export CUDA_VISIBLE_DEVICES ?= -1
 SLURM_PACKAGES := munge slurmctld slurmd slurm-client iproute2
+
+# For others there is no such TensorFlow.
+python_up_to = $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, $(1)) and \
+  "Python 3.10 to 3.$(1) is needed; choose one with PYTHON=")'
 
 .PHONY: train lab lint check test bench chaos floors tf_keras test-slurm test-ray clean
 
@@ -35,6 +41,7 @@ lint: $(DEV_READY)
 	$(PY) -m ruff check .
 	$(PY) tools/make_mnist_sample.py --check
 	$(PY) tools/sync_writefile.py --check
+	$(PY) tools/draw_diagrams.py --check
 	$(PY) tools/refresh_outputs.py --check
 
 check: lint
@@ -44,6 +51,7 @@ test: lint
 	$(PY) -m pytest -q
 
 # What lesson 6 claims, measured on this machine, which should be quiet. Writes benchmarks/results/performance.json.
+# UPGRADING.md says what to do then. PARTS=knobs measures one part again.
 bench: $(DEV_READY)
 	$(PY) benchmarks/bench.py $(PARTS)
 
@@ -54,7 +62,7 @@ chaos: $(DEV_READY)
 	CHAOS_KILLS=$(N) CHAOS_SEED=$(SEED) $(PY) -m pytest -q -rP tests/workers/test_chaos.py
 
 # The oldest versions that requirements.txt allows.
-floors: $(FLOORS_READY)
+floors: .venv-floors/ready
 	$(FLOORS_PY) -m pytest -q tests/workers
 
 # Keras 2, for people with old code.
@@ -73,7 +81,7 @@ test-ray: .venv-ray/ready
 	timeout --kill-after=10 1800 .venv-ray/bin/python -m pytest -q tests/ray
 
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; choose one with PYTHON=")'
+	$(call python_up_to,$(if $(TF),99,13))
 	$(PYTHON) -m venv $(VENV)
 
 ifdef TF
@@ -98,11 +106,13 @@ $(VENV)/dev-ready: $(VENV)/bin/python requirements.txt requirements-dev.txt
 endif
 
 .venv-floors/ready: requirements-floors.txt requirements.txt requirements-dev.txt
+	$(call python_up_to,12)
 	$(PYTHON) -m venv .venv-floors
 	$(FLOORS_PY) -m pip install --quiet -r requirements-floors.txt
 	touch $@
 
 .venv-ray/ready: clusters/ray/requirements.txt requirements.txt requirements-dev.txt
+	$(call python_up_to,13)
 	$(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/python -m pip install --quiet -r requirements-dev.txt -r clusters/ray/requirements.txt
 	touch $@

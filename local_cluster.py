@@ -52,21 +52,20 @@ class LocalCluster:
         log_dir: folder for the logs, worker_0.log and so on. Default: a temporary one, gone with this object.
         env: variables for the workers, beside this process's own. GPUs are hidden unless this sets
             CUDA_VISIBLE_DEVICES: workers that share a machine would all take the same ones.
-        python: the interpreter.
         grace: seconds that the rest may run on after the first worker has ended well. A worker's shutdown may
             take 34 s; one that takes longer, or that waits for a peer which has left, has failed.
     Raises:
         FileNotFoundError: no such script. ValueError: fewer than one worker.
     """
 
-    def __init__(self, script, workers=2, args=(), log_dir=None, env=None, python=sys.executable, grace=40):
+    def __init__(self, script, workers=2, args=(), log_dir=None, env=None, grace=40):
         jobs = {"worker": workers} if isinstance(workers, int) else workers
         self.tasks = [{"type": job, "index": index} for job, count in jobs.items() for index in range(count)]
         if not self.tasks:
             raise ValueError(f"a cluster needs at least one worker, not {workers}")
         if not pathlib.Path(script).is_file():
             raise FileNotFoundError(f"no such script: {script}")
-        self.command = [str(part) for part in (python, script, *args)]
+        self.command = [str(part) for part in (sys.executable, script, *args)]
         self.env, self.grace = env or {}, grace
         if log_dir is None:
             log_dir = tempfile.mkdtemp(prefix="local_cluster_")
@@ -253,6 +252,8 @@ def main():
         try:
             with cluster:
                 return cluster.wait(end - time.monotonic(), follow=0)
+        except OSError as error:  # a log that cannot be written
+            parser.exit(2, f"local_cluster.py: {error}\n")
         except WorkerFailed as failure:
             if restarts >= asked.max_restarts or time.monotonic() >= end:
                 parser.exit(1, f"local_cluster.py: {failure}\n")

@@ -40,6 +40,8 @@ def parse_arguments(arguments=None):
     options = parser.parse_args(arguments)
     if options.model_path and not options.model_path.endswith(".keras"):
         parser.error(f"--model-path {options.model_path}: the file's name must end with .keras")
+    if not 0 <= options.seed < 2**32:
+        parser.error(f"--seed {options.seed}: must be from 0 to {2**32 - 1}")
     return options
 
 
@@ -84,6 +86,7 @@ def train(options):
     if options.model_path:
         multi_worker.save_model(model, options.model_path, strategy)
     if options.history and chief:
+        os.makedirs(os.path.dirname(options.history) or ".", exist_ok=True)
         with open(options.history, "w") as file:
             json.dump({"epoch": history.epoch, **history.history}, file)
     if backup:
@@ -114,7 +117,7 @@ def main():
         return 2
     try:
         train(options)
-    except multi_worker.BackupError as error:
+    except (multi_worker.BackupError, OSError) as error:
         print(f"main.py: {error}", file=sys.stderr)
         return 1
     except multi_worker.TrainingStopped as stopped:

@@ -88,6 +88,9 @@ def mnist_dataset(batch_size, seed=0, skip_batches=0):
     # default, AUTO, does the same for data in memory; data in files it would share out by file.
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    # There is nothing to tune, and the end of a tuned pipeline, so of `fit`, may wait until its tuner wakes up again:
+    # that one sleeps for 10, 20, 40 ms and so on, up to a minute, and can miss the call to stop.
+    options.autotune.enabled = False
     return dataset.with_options(options)
 
 

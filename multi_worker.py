@@ -168,12 +168,12 @@ def check_tf_config():
     for address in addresses:
         host, _, port = str(address).rpartition(":")
         refuse_unless(
-            host and port.isdigit() and 0 < int(port) < 65536,
+            host and port.isdecimal() and 0 < int(port) < 65536,
             f'address "{address}" has no port; write it as "host:port" with a port from 1 to 65535',
         )
         refuse_unless(addresses.count(address) == 1, f'address "{address}" stands twice; give each task its own')
     job, index = task.get("type"), task.get("index")
-    refuse_unless(job in cluster, f'task type "{job}" is no job of the cluster; use one of {", ".join(cluster)}')
+    refuse_unless(isinstance(job, str) and job in cluster, f'task type "{job}" is no job of the cluster; use one of {", ".join(cluster)}')
     refuse_unless(type(index) is int, f"task index {json.dumps(index)} is not a whole number; count from 0")
     refuse_unless(
         0 <= index < len(cluster[job]),
@@ -355,7 +355,13 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
         return state["meta"]["steps_done"] if state else 0
 
     def stop(self):
-        """Asks all workers to back up and leave `fit` soon. Any worker, any thread. Returns whether `fit` runs here."""
+        """Asks all workers to back up and leave `fit` soon. Any worker, any thread. Returns whether `fit` runs here.
+
+        Raises:
+            RuntimeError: without save_before_preemption=True no worker asks whether to stop.
+        """
+        if not self.save_before_preemption:
+            raise RuntimeError("stop() needs BackupAndRestore(…, save_before_preemption=True)")
         self._stop_asked = True
         return self._is_training
 
@@ -561,7 +567,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
                 state = dict(file)
             state["meta"] = json.loads(str(state["meta"]))
             layout = state["meta"]["layout"]
-        except (ValueError, KeyError, EOFError, TypeError, OSError, zipfile.BadZipFile) as error:
+        except (ValueError, KeyError, EOFError, TypeError, OSError, RuntimeError, zipfile.BadZipFile) as error:
             raise BackupError(f"the backup {self.filepath} is damaged or not ours ({error}); {advice}") from None
         if layout != self.LAYOUT:
             raise BackupError(f"the backup {self.filepath} has layout {layout}, this code reads {self.LAYOUT}; {advice}")

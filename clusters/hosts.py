@@ -44,9 +44,9 @@ read
 
 def what_is_missing():
     """Why no such hosts can be made here, in words; "" if they can."""
-    missing = [name for name in ("ip", "unshare", "nsenter") if shutil.which(name) is None]
+    missing = [name for name in ("ip", "unshare", "nsenter", "hostname") if shutil.which(name) is None]
     if missing:
-        return f"{', '.join(missing)} not found (on Linux, in the packages iproute2 and util-linux)"
+        return f"{', '.join(missing)} not found (on Linux, in the packages iproute2, util-linux and hostname)"
     if os.geteuid() != 0:
         return "needs root"
     tried = subprocess.run(
@@ -75,9 +75,8 @@ class Hosts:
 
     def command(self, host, *command):
         """The command line, a list, that runs `command` on a host, or on the hub (host None)."""
-        on_host = [f"--net={self.folder}/{host}.net", f"--uts={self.folder}/{host}.uts"] if host else []
-        enter = ["nsenter", f"--target={self.pid}", "--all", "--wd=."]
-        return [*map(str, [*enter, *(["nsenter", *on_host] if host else []), *command])]
+        on_host = ["nsenter", f"--net={self.folder}/{host}.net", f"--uts={self.folder}/{host}.uts"] if host else []
+        return [str(part) for part in ["nsenter", f"--target={self.pid}", "--all", "--wd=.", *on_host, *command]]
 
     def run(self, host, *command, check=True, timeout=60, **options):
         """Runs a command on a host to its end. Returns what it printed, both streams."""

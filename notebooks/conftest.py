@@ -10,7 +10,7 @@ import pathlib
 import re
 import sys
 
-import psutil  # comes with ipykernel
+import psutil
 import pytest
 from nbval.plugin import IPyNbCell, IPyNbFile, NbCellError
 
@@ -109,9 +109,10 @@ def end(running):
 
 def listening_ports(notebook):
     try:
-        connections = psutil.Process(notebook.kernel.km.provisioner.pid).net_connections("inet")
-    except (psutil.Error, AttributeError):  # the kernel is gone
+        kernel = psutil.Process(notebook.kernel.km.provisioner.pid)
+    except (psutil.Error, AttributeError):  # it is gone
         return set()
+    connections = kernel.net_connections("inet")
     return {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}
 
 

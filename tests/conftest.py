@@ -1,33 +1,33 @@
 """What every test promises when it ends: no process of its own is left."""
 
-import os
-import pathlib
-import signal
+import contextlib
+import ctypes
+import sys
 
+import psutil
 import pytest
 
+if sys.platform == "linux":
+    # So that orphans stay among our descendants, as in notebooks/conftest.py (36: PR_SET_CHILD_SUBREAPER).
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
 
-def children_of(pid):
-    """The pids of a process's children, of its children's children, and so on (Linux)."""
-    parents = {}
-    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        try:
-            after_name = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # ended meanwhile
-            continue
-        if after_name[0] != "Z":
-            parents[int(stat.parent.name)] = int(after_name[1])
-    found = [pid]
-    for parent in found:
-        found += [child for child, its_parent in parents.items() if its_parent == parent]
-    return found[1:]
+
+def running():
+    """This process's living descendants."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process)
+    return found
 
 
 @pytest.fixture(autouse=True)
-def no_process_is_left(request):
-    before = set(children_of(os.getpid()))
+def no_process_is_left():
+    before = running()
     yield
-    left = set(children_of(os.getpid())) - before
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
+    left = {process: " ".join(process.cmdline())[:200] for process in running() - before}
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     assert not left, f"processes were left: {left}"

@@ -1,4 +1,4 @@
-"""The lessons' names, in order, also of those to come; one that is not written yet may be missing."""
+"""The lessons' names, in order."""
 
 NAMES = [
     "01_single_worker",

@@ -2,11 +2,25 @@
 
 import io
 import json
+import pathlib
 import subprocess
 import sys
 import zipfile
 
 import numpy as np
+
+from local_cluster import LocalCluster
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# What the tests of engines train; `local_results` says what must come of it.
+TRAINING = ["--epochs", "4", "--steps-per-epoch", "30", "--learning-rate", "0.01"]
+
+
+def local_results(folder):
+    """History and weights of TRAINING on two workers of LocalCluster, undisturbed."""
+    with LocalCluster(ROOT / "main.py", 2, [*TRAINING, *results_in(folder)]) as local:
+        local.wait(deadline=180)
+    return read_results(folder)
 
 
 def results_in(folder):

@@ -89,8 +89,7 @@ def one_worker():
     worker(drawing, 230, "one worker", "a batch of\n64 images", BLUE)
     drawing.box(60, 100, 110, 64, "4,000 images\nshuffled", GREY)
     drawing.arrow(172, 132, 242, 132)
-    drawing.arrow(286 + 190, 166, 286 + 190, 192, GREEN)
-    drawing.parts[-1] = (
+    drawing.parts.append(
         f'<path d="M476 166 V190 H380 V168" fill="none" stroke="{GREEN}" stroke-width="2" '
         f'marker-end="url(#tip{GREEN[1:]})"/>'
     )
@@ -135,13 +134,13 @@ def saving():
     drawing.text(230, 252, "rename", 12, BLUE)
     drawing.box(260, 244, 120, 34, "model.keras", BLUE, size=13, bold=True)
     drawing.arrow(570, 212, 570, 242, ORANGE)
-    drawing.box(420, 244, 300, 34, "workertemp_worker_1/model.keras", ORANGE, size=13, dashed=True)
+    drawing.box(420, 244, 300, 34, "workertemp_worker_1/model.new.keras", ORANGE, size=13, dashed=True)
     drawing.text(710, 236, "removed afterwards", 12, GREY, anchor="end")
     return drawing
 
 
 def killed_and_resumed():
-    drawing = two_workers("Two workers with a backup: worker 1 is killed; after a restart both go on from the chief's one file")
+    drawing = two_workers("Two workers with a backup: worker 1 is killed; after a restart both go on from the chief's one file", height=356)
     all_reduce(drawing, "all-reduce: without worker 1 it fails, so all must be started again")
     for x1, y1, x2, y2 in ((424, 44, 716, 206), (716, 44, 424, 206)):
         drawing.parts.append(f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{RED}" stroke-width="3"/>')
@@ -150,7 +149,6 @@ def killed_and_resumed():
     drawing.arrow(50, 212, 50, 298, BLUE, both=True)
     drawing.text(420, 322, "written by the chief in one move; on a restart", 13, GREY, anchor="start")
     drawing.text(420, 340, "its bytes go to every worker", 13, GREY, anchor="start")
-    drawing.height = 356
     return drawing
 
 

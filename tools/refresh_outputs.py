@@ -10,6 +10,7 @@ stderr, times, other metadata.
 
 import argparse
 import base64
+import contextlib
 import ctypes
 import os
 import pathlib
@@ -17,7 +18,7 @@ import re
 import sys
 
 import nbformat
-import psutil  # comes with ipykernel
+import psutil
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
@@ -58,7 +59,8 @@ def execute(path):
     finally:
         started = set(psutil.Process().children(recursive=True)) - before
         for process in started:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         psutil.wait_procs(started, timeout=ENDING_SECONDS)
     return notebook
 

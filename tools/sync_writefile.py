@@ -58,7 +58,7 @@ def differing_cells(root, notebook):
 
 
 def main(arguments=None, root=ROOT):
-    parser = argparse.ArgumentParser(description="Keeps %%writefile cells the same as their files.".replace("%", "%%"))
+    parser = argparse.ArgumentParser(description="Keeps %%writefile cells the same as their files.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--check", action="store_true", help="write nothing; exit 1 if a cell differs from its file")
     what.add_argument("--write", action="store_true", help="put the files into the cells")

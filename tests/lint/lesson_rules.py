@@ -80,8 +80,8 @@ def without_code(source):
 def headings(cell):
     if cell.cell_type != "markdown":
         return []
-    found = re.findall(r"(?m)^(#{1,3}) (.+?)\s*$", re.sub(r"(?ms)^```.*?^```", "", cell.source))
-    return [(len(marks), text) for marks, text in found if len(marks) < 3]
+    found = re.findall(r"(?m)^(#{1,2}) (.+?)\s*$", re.sub(r"(?ms)^```.*?^```", "", cell.source))
+    return [(len(marks), text) for marks, text in found]
 
 
 def links(cell):
@@ -230,6 +230,8 @@ def exercises(lesson):
             yield f"cell {name}-check: asserts nothing"
         elif not is_folded(section[f"{name}-solution"]):
             yield f"cell {name}-solution: is not folded ({FOLDED})"
+        elif section[f"{name}-solution"].metadata["jupyter"].get("outputs_hidden") is not True:
+            yield f"cell {name}-solution: shows its output, which is the answer (metadata: jupyter.outputs_hidden)"
 
 
 @rule

@@ -2,13 +2,13 @@
 
 import pathlib
 
-import lesson_rules
 import nbformat
 import pytest
 from lesson_rules import RULES, Lesson
 
 NOTEBOOKS = sorted((pathlib.Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 FOLDED = {"jupyter": {"source_hidden": True}}
+SOLUTION = {"jupyter": {"source_hidden": True, "outputs_hidden": True}}
 
 # A small lesson that keeps all rules: (id, source) or (id, source, metadata). Code is what has a letter C before it.
 GOOD = [
@@ -35,9 +35,9 @@ You have two workers at the end.
     ("what-changes", "## What changed\n\n```diff\n+just_one = '/bin/line'\n```"),
     ("try-it", "## Try it"),
     ("exercise-one-say", "**1** Say `simply`."), ("C exercise-one", "x = None"),
-    ("C exercise-one-check", 'assert x is None, "No."'), ("C exercise-one-solution", "x = 1", FOLDED),
+    ("C exercise-one-check", 'assert x is None, "No."'), ("C exercise-one-solution", "x = 1", SOLUTION),
     ("exercise-two-say", "**2**"), ("C exercise-two", "y = None"),
-    ("C exercise-two-check", 'assert y is None, "No."'), ("C exercise-two-solution", "y = 1", FOLDED),
+    ("C exercise-two-check", 'assert y is None, "No."'), ("C exercise-two-solution", "y = 1", SOLUTION),
     ("in-practice", "## In practice\n\nMore."),
     ("recap", "## Recap\n\n- one\n- two\n- three"),
     ("clean-up", "## Clean up"),
@@ -71,7 +71,7 @@ BROKEN = {
     "what_changes_as_a_diff": [("what-changes", "```diff", "```"), ("what-changes", "## What changed", "## Changes")],
     "exercises": [
         (None, "exercise-two-check", None), (None, "exercise-two-solution", None),
-        ("exercise-one-check", "assert", "print"), ("exercise-one-solution", None, {"jupyter": {}}),
+        ("exercise-one-check", "assert", "print"), ("exercise-one-solution", None, {"jupyter": {}}), ("exercise-one-solution", None, FOLDED),
     ],
     "recap_answers_what_you_learn": [("recap", "- three", ""), ("overview", "3. three", "3. three<br>4. four")],
     "clean_up_asserts": [("check-clean", "assert", "print"), (None, "check-clean", None)],
@@ -163,7 +163,6 @@ def break_lesson(lesson, name, old, new):
 
 
 def complaints(rule, lesson):
-    lesson_rules.parsed.cache_clear()
     return list(rule(lesson))
 
 

@@ -78,11 +78,6 @@ def test_no_file_names_a_machine_or_a_package_index():
     assert not found, "\n".join(found)
 
 
-def test_the_notebooks_conftest_is_not_ignored_by_git():
-    # .gitignore keeps the modules out that the lessons write into notebooks/; this file must stay in.
-    assert "notebooks/conftest.py" in tracked_files()
-
-
 @pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_test_sleeps_instead_of_waiting_for_something(path):
     assert long_sleeps(ast.parse(path.read_text(encoding="utf-8"))) == []

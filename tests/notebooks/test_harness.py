@@ -6,7 +6,7 @@ import sys
 import nbformat
 import psutil
 import pytest
-from conftest import notebook_of, run_nbval
+from nbval_run import notebook_of, run_nbval
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CELL_SECONDS = 10

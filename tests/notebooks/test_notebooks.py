@@ -9,8 +9,8 @@ import sys
 
 import nbformat
 import pytest
-from conftest import run_nbval
 from lessons import NAMES
+from nbval_run import run_nbval
 from wrong_answers import CELL, WRONG_ANSWERS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ class Learner:
     """A person with one notebook in an empty folder, without a network and without this repository around it."""
 
     def __init__(self, folder, name, twice=False, wrong_answers=False, steps=None):
-        """twice: all cells again in the same kernel. wrong_answers: behind each exercise's solution one is tried.
+        """twice: all cells again in the same kernel. wrong_answers: behind each exercise's solution some are tried.
         steps: an epoch has so few, and outputs are not compared."""
         self.folder, self.temporary, self.name = folder / "empty", folder / "temporary", name
         self.folder.mkdir(parents=True)
@@ -41,23 +41,23 @@ class Learner:
             content.cells += again
         self.options = ["--nbval-lax"] if steps else []
         if wrong_answers:
-            content.cells = [cell for given in content.cells for cell in self.with_wrong_answer(given)]
+            content.cells = [cell for given in content.cells for cell in self.with_wrong_answers(given)]
         for cell in content.cells:
             if steps and cell.id == "numbers":
-                assert cell.source.count("STEPS_PER_EPOCH = 70") == 1, "the lesson has another number of steps now"
-                cell.source = cell.source.replace("STEPS_PER_EPOCH = 70", f"STEPS_PER_EPOCH = {steps}")
+                assert cell.source.count("STEPS_PER_EPOCH = 20") == 1, "the lesson has another number of steps now"
+                cell.source = cell.source.replace("STEPS_PER_EPOCH = 20", f"STEPS_PER_EPOCH = {steps}")
         self.code_cells = sum(cell.cell_type == "code" for cell in content.cells)
         nbformat.write(content, self.folder / notebook.name)
         sources = "\n".join(cell.source for cell in content.cells)
         self.writes = {notebook.name, *re.findall(r"^%%writefile (\S+)$", sources, re.MULTILINE)}
 
-    def with_wrong_answer(self, cell):
-        """The cell; if it solves an exercise, then also one that tries a wrong answer."""
+    def with_wrong_answers(self, cell):
+        """The cell; if it solves an exercise, then also those that try wrong answers."""
         exercise = re.fullmatch(r"exercise-(.+)-solution(-second-run)?", cell.id)
         if not exercise:
             return [cell]
-        answer = nbformat.v4.new_code_cell(CELL.format(answer=WRONG_ANSWERS[self.name][exercise[1]]))
-        return [cell, answer]
+        answers = WRONG_ANSWERS[self.name][exercise[1]]
+        return [cell, *(nbformat.v4.new_code_cell(CELL.format(answer=answer)) for answer in answers)]
 
     def run(self, seconds=MINUTES_FOR_A_NOTEBOOK * 60, **environment):
         sample = ROOT / "data" / "mnist_sample.npz"
@@ -74,8 +74,7 @@ class Learner:
 
 
 def test_the_lessons_are_there_by_their_names():
-    names = [notebook.stem for notebook in NOTEBOOKS]
-    assert {FIRST, TWO_WORKERS} <= set(names) <= set(NAMES)
+    assert [notebook.stem for notebook in NOTEBOOKS] == NAMES
 
 
 def test_every_exercise_has_a_wrong_answer():

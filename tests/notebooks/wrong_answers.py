@@ -1,4 +1,4 @@
-"""For each exercise an answer that many give and that its check must refuse; run in the lesson's own kernel."""
+"""For each exercise answers that many give and that its check must refuse; run in the lesson's own kernel."""
 
 from lessons import NAMES
 
@@ -6,38 +6,45 @@ ONE, TWO, SHARDING, SAVING, BACKUP, PERFORMANCE, MANY = NAMES
 
 WRONG_ANSWERS = {
     ONE: {
-        "images": "check_images_shown(STEPS_PER_EPOCH * BATCH_SIZE)",
-        "rate": 'check_rate("higher")',
-        "accuracy": "check_accuracy(lambda logits, labels: np.sum(logits.argmax(axis=1) == labels))",
+        "images": ["check_images_shown(STEPS_PER_EPOCH * BATCH_SIZE)", 'check_images_shown("13440")'],
+        "rate": ['check_rate("higher")', 'check_rate("Lower")'],
+        "accuracy": ["check_accuracy(lambda logits, labels: np.sum(logits.argmax(axis=1) == labels))"],
     },
     TWO: {
-        "images": "check_images(70 * 64)",
-        "config": 'check_config({"cluster": repaired, "task": {"type": "worker", "index": 0}})',
-        "batch": 'check_arguments(["--epochs", 1, "--steps-per-epoch", 20, "--per-worker-batch-size", 64])',
+        "images": ["check_images(70 * 64)", "check_images([17920])"],
+        "config": ['check_config({"cluster": repaired, "task": {"type": "worker", "index": 0}})'],
+        "batch": ['check_arguments(["--epochs", 1, "--steps-per-epoch", 20, "--per-worker-batch-size", 64])'],
     },
     SHARDING: {
-        "steps": "check_steps(4000 // 64, 4000 % 64)",
-        "shard": "check_part(lambda ids, context: ids.shuffle(36).shard(3, context.input_pipeline_id).batch(4))",
-        "policy": 'check_policy(lambda files, workers: "FILE" if files >= workers else "DATA")',
+        "steps": ["check_steps(4000 // 64, 4000 % 64)", 'check_steps("20", 160)'],
+        "shard": [
+            "check_part(lambda ids, context: ids.shuffle(36).shard(3, context.input_pipeline_id).batch(4))",
+            "check_part(lambda ids, context: ids.shard(3, context.input_pipeline_id))",
+            "check_part(lambda ids, context: ids.shard(3, context.input_pipeline_id).repeat().batch(4))",
+        ],
+        "policy": ['check_policy(lambda files, workers: "FILE" if files >= workers else "DATA")'],
     },
     SAVING: {
-        "steps": "check_step_count(80)",
-        "seen": "check_brightness(brightness[0])",
-        "chief": 'check_is_chief(lambda config: not config or config["task"]["index"] == 0)',
+        "steps": ["check_step_count(80)"],
+        "seen": ["check_brightness(brightness[0])", "check_brightness(brightness)"],
+        "chief": ['check_is_chief(lambda config: not config or config["task"]["index"] == 0)'],
     },
     BACKUP: {
-        "lost": "check_lost(4640)",
-        "freq": "check_save_freq(STEPS_PER_EPOCH)",
-        "cost": "check_best_n(lambda step, backup, mtbf: (backup * mtbf) ** 0.5 / step)",
+        "lost": ["check_lost(4640)"],
+        "freq": ["check_save_freq(STEPS_PER_EPOCH)", "check_save_freq(2.5)"],
+        "cost": ["check_best_n(lambda step, backup, mtbf: (backup * mtbf) ** 0.5 / step)"],
     },
     PERFORMANCE: {
-        "bytes": "check_bytes(204.8)",
-        "efficiency": "check_efficiency(lambda *case: 1 - solution(*case))",
-        "noise": "check_noise(np.median(after) / np.median(before))",
+        "bytes": ["check_bytes(204.8)", 'check_bytes("153.6")'],
+        "efficiency": ["check_efficiency(lambda *case: 1 - solution(*case))"],
+        "noise": ["check_noise(np.median(after) / np.median(before))", "check_noise(np.array(after) / np.array(before))"],
     },
     MANY: {
-        "ports": 'check_ports((5, "n3"))',
-        "diagnose": 'check_diagnoses({"A": "never starts", "B": "seed", "C": "killed"})',
+        "ports": ['check_ports((5, "n3"))', "check_ports(5)"],
+        "diagnose": [
+            'check_diagnoses({"A": "never starts", "B": "seed", "C": "killed"})',
+            'check_diagnoses({"A": "Firewall", "B": "seed", "C": "killed"})',
+        ],
     },
 }
 

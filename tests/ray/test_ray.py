@@ -12,12 +12,9 @@ import tempfile
 import time
 
 import pytest
-from saved_results import assert_same_results, read_results, results_in
-
-from local_cluster import LocalCluster
+from saved_results import TRAINING, assert_same_results, local_results, results_in
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TRAINING = ["--epochs", "4", "--steps-per-epoch", "30", "--learning-rate", "0.01"]
 # Ray's many processes: in namespaces of their own they reach nothing but each other, and end together.
 ALONE = "unshare --map-root-user --net --pid --fork --kill-child --mount-proc".split()
 
@@ -77,10 +74,7 @@ def run(tmp_path):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("undisturbed")
-    with LocalCluster(ROOT / "main.py", 2, [*TRAINING, *results_in(folder)]) as local:
-        local.wait(deadline=180)
-    return read_results(folder)
+    return local_results(tmp_path_factory.mktemp("undisturbed"))
 
 
 def a_train_worker(seconds=30):
@@ -119,7 +113,7 @@ def test_a_killed_worker_restarts_all_which_resume_exactly(run, undisturbed, tmp
     assert_same_results(tmp_path, undisturbed)
 
 
-def test_a_wrong_option_ends_in_one_line(run, tmp_path):
+def test_a_wrong_option_ends_in_one_line(run):
     ray = run("--workers", "2", "--epochs", "none")
     assert ray.process.wait(120) == 2
     assert "none is not a whole number above 0" in ray.log() and "Traceback" not in ray.log()

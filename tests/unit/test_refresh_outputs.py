@@ -1,18 +1,12 @@
 """What tools/refresh_outputs.py promises: outputs fit to commit, and nothing left running."""
 
 import base64
-import importlib.util
 import os
-import pathlib
 
 import nbformat
 import psutil
 import pytest
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-spec = importlib.util.spec_from_file_location("refresh_outputs", ROOT / "tools" / "refresh_outputs.py")
-tool = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tool)
+import refresh_outputs as tool
 
 new_output = nbformat.v4.new_output
 HOME = "/" + "home/someone/x"

@@ -1,16 +1,13 @@
 """What tools/sync_writefile.py promises: a cell `%%writefile NAME` and the file NAME have the same bytes."""
 
-import importlib.util
 import pathlib
 
 import nbformat
 import pytest
+import sync_writefile as tool
 from IPython.core.inputtransformer2 import TransformerManager
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-spec = importlib.util.spec_from_file_location("sync_writefile", ROOT / "tools" / "sync_writefile.py")
-tool = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tool)
 
 FILES = {
     "main.py": '"""It says \\n and %s and {x}."""\n\nprint("ä → b")\n',

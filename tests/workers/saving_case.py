@@ -12,6 +12,7 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+import ends_at_once  # noqa: F401 (before it is used)
 import tensorflow as tf
 
 import mnist_setup

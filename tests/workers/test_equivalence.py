@@ -107,7 +107,6 @@ def test_a_nan_on_one_worker_stops_all_at_the_same_batch(of_one, of_two):
 @pytest.mark.skipif(legacy, reason="tf_keras shows sums over workers inside an epoch")
 def test_logs_inside_an_epoch_are_means_over_workers_not_sums(of_one, of_two):
     np.testing.assert_allclose(of_two[0]["cnn_sgd/batch_logs"], of_one["cnn_sgd/batch_logs"], atol=1e-5)
-    assert of_two[0]["cnn_sgd/batch_logs"][:, 0].max() <= 1  # accuracy: the sum would be over 1 later on
 
 
 @pytest.mark.slow

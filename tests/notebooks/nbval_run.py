@@ -1,5 +1,6 @@
 """Runs nbval on notebooks in a temporary folder, under the rules that stand in notebooks/."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -53,7 +54,8 @@ def run_nbval(folder, *options, cwd=None, seconds=170, environment=()):
         output, _ = process.communicate(timeout=seconds)
     except BaseException as error:
         for child in [*psutil.Process(process.pid).children(recursive=True), process]:
-            child.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
         output, _ = process.communicate()
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
