@@ -252,7 +252,7 @@ def main():
         try:
             with cluster:
                 return cluster.wait(end - time.monotonic(), follow=0)
-        except OSError as error:  # a log that cannot be written
+        except OSError as error:  # a log that cannot be written, an output that nobody reads
             parser.exit(2, f"local_cluster.py: {error}\n")
         except WorkerFailed as failure:
             if restarts >= asked.max_restarts or time.monotonic() >= end:

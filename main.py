@@ -83,12 +83,15 @@ def train(options):
         shuffle=False,  # mnist_dataset has shuffled; without this Keras warns
         verbose=2,
     )
-    if options.model_path:
-        multi_worker.save_model(model, options.model_path, strategy)
-    if options.history and chief:
-        os.makedirs(os.path.dirname(options.history) or ".", exist_ok=True)
-        with open(options.history, "w") as file:
-            json.dump({"epoch": history.epoch, **history.history}, file)
+    try:
+        if options.model_path:
+            multi_worker.save_model(model, options.model_path, strategy)
+        if options.history and chief:
+            os.makedirs(os.path.dirname(options.history) or ".", exist_ok=True)
+            with open(options.history, "w") as file:
+                json.dump({"epoch": history.epoch, **history.history}, file)
+    except OSError as error:
+        sys.exit(f"main.py: the results cannot be written: {error}")
     if backup:
         backup.delete(strategy)
     return history
@@ -117,7 +120,7 @@ def main():
         return 2
     try:
         train(options)
-    except (multi_worker.BackupError, OSError) as error:
+    except multi_worker.BackupError as error:
         print(f"main.py: {error}", file=sys.stderr)
         return 1
     except multi_worker.TrainingStopped as stopped:

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import socket
-import zipfile
 
 import numpy as np
 import tensorflow as tf
@@ -173,7 +172,10 @@ def check_tf_config():
         )
         refuse_unless(addresses.count(address) == 1, f'address "{address}" stands twice; give each task its own')
     job, index = task.get("type"), task.get("index")
-    refuse_unless(isinstance(job, str) and job in cluster, f'task type "{job}" is no job of the cluster; use one of {", ".join(cluster)}')
+    refuse_unless(
+        isinstance(job, str) and job in cluster,
+        f'task type "{job}" is no job of the cluster; use one of {", ".join(cluster)}',
+    )
     refuse_unless(type(index) is int, f"task index {json.dumps(index)} is not a whole number; count from 0")
     refuse_unless(
         0 <= index < len(cluster[job]),
@@ -567,7 +569,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
                 state = dict(file)
             state["meta"] = json.loads(str(state["meta"]))
             layout = state["meta"]["layout"]
-        except (ValueError, KeyError, EOFError, TypeError, OSError, RuntimeError, zipfile.BadZipFile) as error:
+        except Exception as error:  # of one flipped bit, zipfile, NumPy and json make errors of ten kinds
             raise BackupError(f"the backup {self.filepath} is damaged or not ours ({error}); {advice}") from None
         if layout != self.LAYOUT:
             raise BackupError(f"the backup {self.filepath} has layout {layout}, this code reads {self.LAYOUT}; {advice}")

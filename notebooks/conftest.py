@@ -108,11 +108,11 @@ def end(running):
 
 
 def listening_ports(notebook):
+    provisioner = notebook.kernel.km.provisioner
     try:
-        kernel = psutil.Process(notebook.kernel.km.provisioner.pid)
-    except (psutil.Error, AttributeError):  # it is gone
+        connections = psutil.Process(provisioner.pid).net_connections("inet") if provisioner else []
+    except psutil.Error:  # the kernel is gone
         return set()
-    connections = kernel.net_connections("inet")
     return {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}
 
 

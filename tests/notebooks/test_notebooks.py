@@ -82,6 +82,7 @@ def test_every_exercise_has_a_wrong_answer():
         ids = [cell.id for cell in nbformat.read(notebook, as_version=4).cells]
         solved = [name[len("exercise-") : -len("-solution")] for name in ids if re.match("exercise-.*-solution$", name)]
         assert sorted(solved) == sorted(WRONG_ANSWERS[notebook.stem]) and len(solved) >= 2, notebook.name
+        assert all(WRONG_ANSWERS[notebook.stem].values()), notebook.name
 
 
 def test_every_notebook_is_collected_with_all_its_code_cells():

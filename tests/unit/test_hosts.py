@@ -58,6 +58,8 @@ def test_all_ends_with_the_hosts(tmp_path):
         worker = subprocess.Popen(two.command("a", "sh", "-c", "trap '' TERM INT; sleep 1000"))
         assert worker.poll() is None
         assert inside(namespace)
+        for kind in ("ipc", "mnt", "net", "pid", "uts"):  # none is this machine's own
+            assert os.readlink(f"/proc/{two.pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}"), kind
     assert worker.wait(5) != 0
     assert_ends(namespace)
 

@@ -274,6 +274,7 @@ def compressed_as_nobody_can_read(content):
 FAULTY_BACKUPS = {
     "other_compression": lambda file: file.write_bytes(compressed_as_nobody_can_read(file.read_bytes())),
     "torn": lambda file: file.write_bytes(file.read_bytes()[:5000]),
+    "other_header": lambda file: file.write_bytes(file.read_bytes().replace(b"{'descr'", b"{(descr'")),
     "empty": lambda file: file.write_bytes(b""),
     "foreign": lambda file: np.savez(file, something=np.zeros(3)),
     "older_layout": lambda file: np.savez(file, meta=np.array(json.dumps({"layout": 1}))),

@@ -171,6 +171,7 @@ def test_a_disk_that_becomes_full_costs_nothing_but_the_time(of_two):
 
 FAULTS = {
     "other_compression": "is damaged or not ours (That compression method is not supported)",
+    "other_header": "is damaged or not ours (",
     "torn": "is damaged or not ours (",
     "empty": "is an empty file; to start anew, remove it or choose another",
     "foreign": "is damaged or not ours (",

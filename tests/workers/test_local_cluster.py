@@ -693,6 +693,15 @@ def test_a_missing_script_or_no_worker_is_one_line_and_exit_2(script, shell, wor
     assert err.startswith("local_cluster.py: ")
 
 
+@pytest.mark.timeout(60)
+def test_a_log_that_cannot_be_written_is_one_line_and_exit_2(script, shell, tmp_path):
+    (tmp_path / "logs" / "worker_0.log").mkdir(parents=True)
+    command = shell("--log-dir", tmp_path / "logs", script(""))
+    out, err = command.communicate(timeout=SECONDS)
+    assert (command.returncode, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("local_cluster.py: ") and "worker_0.log" in err
+
+
 # Each run leaves a mark with its ports; the scripts below fail until there are marks enough.
 MARKS_ITS_RUN = """
 runs = len(list(here.glob(f"run_{index}_*")))
