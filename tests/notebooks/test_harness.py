@@ -102,8 +102,8 @@ def test_nbval_that_does_not_end_is_ended_and_its_output_kept(tmp_path):
     (tmp_path / "notebooks").mkdir()
     cells = ("start", START + ", start_new_session=True)", None), ("hang", "child.wait()", None)
     nbformat.write(notebook_of(*cells), tmp_path / "notebooks" / "hang.ipynb")
-    run = run_nbval(tmp_path / "notebooks", seconds=15)
-    assert not run.ended_well and run.results == {("hang", 0): "PASSED"} and "ended after 15 s" in run.output
+    run = run_nbval(tmp_path / "notebooks", seconds=30)  # ten times what a kernel needs to start
+    assert not run.ended_well and run.results == {("hang", 0): "PASSED"} and "ended after 30 s" in run.output
 
 
 @pytest.mark.timeout(170)
