@@ -14,15 +14,6 @@ if sys.platform == "linux":
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist's own, which reads these marks
-def pytest_collection_modifyitems(config, items):
-    """What `make test` does not tear apart: a file, for its fixtures are launches; but each notebook goes by itself."""
-    for item in items if config.pluginmanager.hasplugin("xdist") else []:
-        lesson = item.callspec.params.get("name") if "test_alone_in_an_empty_folder" in item.name else None
-        alone = lesson or (item.name if "test_two_learners" in item.name else None)
-        item.add_marker(pytest.mark.xdist_group(alone or item.path.stem))
-
-
 def running():
     """This process's living descendants."""
     found = set()
