@@ -4,7 +4,6 @@ nbval compares the output of each cell. Here it also learns to see a magic that 
 leaves behind after its last cell: processes, listening ports, files.
 """
 
-import ctypes
 import os
 import pathlib
 import re
@@ -14,15 +13,16 @@ import psutil
 import pytest
 from nbval.plugin import IPyNbCell, IPyNbFile, NbCellError
 
-SANITISER = pathlib.Path(__file__).resolve().parents[1] / "tests" / "notebooks" / "sanitise.cfg"
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+from descendants import adopt_orphans, end, running
+
+SANITISER = ROOT / "tests" / "notebooks" / "sanitise.cfg"
 CELL_SECONDS, NBVAL_CELL_SECONDS = 180, 2000  # ours; nbval's default, which stands where the user gives none
 ENDING_SECONDS = 3  # a process that has been killed needs a moment to be gone
 BEFORE = pytest.StashKey()
 
-if sys.platform == "linux":
-    # An orphan goes to its next living ancestor that asks for orphans (36: PR_SET_CHILD_SUBREAPER): to this process,
-    # not to init. So whatever a notebook starts stays among our descendants, in a session of its own too.
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+adopt_orphans()  # whatever a notebook starts stays among our descendants
 
 
 def pytest_collectstart(collector):
@@ -51,7 +51,7 @@ def pytest_runtest_call(item):
         return (yield)
     notebook = item.parent
     if BEFORE not in notebook.stash:  # its kernel is up, none of its cells has run
-        notebook.stash[BEFORE] = processes(), listening_ports(notebook), files(notebook)
+        notebook.stash[BEFORE] = running(), listening_ports(notebook), files(notebook)
     is_last = item is [other for other in item.session.items if other.parent is notebook][-1]
     try:
         yield
@@ -69,27 +69,15 @@ def pytest_runtest_call(item):
 def left_behind(notebook):
     """Returns in words what the notebook has left; its processes are ended."""
     processes_before, ports_before, files_before = notebook.stash[BEFORE]
-    found = {process: name_of(process) for process in processes() - processes_before}
-    _, running = psutil.wait_procs(found, timeout=ENDING_SECONDS)
-    running = [process for process in running if process in processes()]
-    end(running)
-    complaints = [f"left running: {found[process]}" for process in running]
+    found = {process: name_of(process) for process in running() - processes_before}
+    psutil.wait_procs(found, timeout=ENDING_SECONDS)
+    left = running() & found.keys()
+    end(left)
+    complaints = [f"left running: {found[process]}" for process in left]
     complaints += [f"left a listening port: {port}" for port in listening_ports(notebook) - ports_before]
     files_after = files(notebook)
     changed = [path for path in files_after.keys() | files_before if files_after.get(path) != files_before.get(path)]
     return complaints + [f"left, changed or removed a file: {path.name}" for path in sorted(changed)]
-
-
-def processes():
-    """This process's living descendants: kernels and all that they have started."""
-    found = set()
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE:
-                found.add(process)
-        except psutil.NoSuchProcess:  # ended meanwhile
-            pass
-    return found
 
 
 def name_of(process):
@@ -97,14 +85,6 @@ def name_of(process):
         return f"process {process.pid}, {' '.join(process.cmdline())[:80]}"
     except psutil.Error:
         return f"process {process.pid}"
-
-
-def end(running):
-    for process in running:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            pass
 
 
 def listening_ports(notebook):
@@ -135,4 +115,4 @@ def pytest_sessionfinish(session):
     notebooks = {item.parent for item in getattr(session, "items", []) if isinstance(item, IPyNbCell)}
     started = [notebook.stash[BEFORE][0] for notebook in notebooks if BEFORE in notebook.stash]
     if started:
-        end(processes() - set.intersection(*started))
+        end(running() - set.intersection(*started))

@@ -140,7 +140,9 @@ def saving():
 
 
 def killed_and_resumed():
-    drawing = two_workers("Two workers with a backup: worker 1 is killed; after a restart both go on from the chief's one file", height=356)
+    drawing = two_workers(
+        "Two workers with a backup: worker 1 is killed; after a restart both go on from the chief's one file", height=356
+    )
     all_reduce(drawing, "all-reduce: without worker 1 it fails, so all must be started again")
     for x1, y1, x2, y2 in ((424, 44, 716, 206), (716, 44, 424, 206)):
         drawing.parts.append(f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{RED}" stroke-width="3"/>')

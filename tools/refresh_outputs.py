@@ -10,8 +10,6 @@ stderr, times, other metadata.
 
 import argparse
 import base64
-import contextlib
-import ctypes
 import os
 import pathlib
 import re
@@ -19,6 +17,7 @@ import sys
 
 import nbformat
 import psutil
+from descendants import adopt_orphans, end, running
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
@@ -50,17 +49,15 @@ def execute(path):
         shutdown_kernel="immediate", resources={"metadata": {"path": str(path.parent)}},
         on_cell_start=lambda cell, cell_index: now.update(cell=cell.id),
     )  # fmt: skip
-    before = set(psutil.Process().children(recursive=True))
+    before = running()
     try:
         client.execute()
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         words = ANSI_COLOUR.sub("", str(error)).strip()
         raise RefreshError(f"{path.name}, cell {now.get('cell')}: {words}") from error
     finally:
-        started = set(psutil.Process().children(recursive=True)) - before
-        for process in started:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        started = running() - before
+        end(started)
         psutil.wait_procs(started, timeout=ENDING_SECONDS)
     return notebook
 
@@ -127,8 +124,8 @@ def main(arguments=None, folder=NOTEBOOKS):
     paths = asked or sorted(folder.glob("*.ipynb"))
     if absent := [path.name for path in paths if not path.is_file()]:
         parser.error(f"no such notebook: {', '.join(absent)}")
-    if sys.platform == "linux" and not options.check:
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become ours, to be ended
+    if not options.check:
+        adopt_orphans()  # to be ended
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"  # "python3" is this environment, whatever the user's settings say
     complaints = []
     for path in paths:

@@ -1,6 +1,5 @@
 """Runs nbval on notebooks in a temporary folder, under the rules that stand in notebooks/."""
 
-import contextlib
 import os
 import pathlib
 import re
@@ -9,6 +8,7 @@ import sys
 
 import nbformat
 import psutil
+from descendants import end
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -53,9 +53,7 @@ def run_nbval(folder, *options, cwd=None, seconds=170, environment=()):
     try:
         output, _ = process.communicate(timeout=seconds)
     except BaseException as error:
-        for child in [*psutil.Process(process.pid).children(recursive=True), process]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
+        end([*psutil.Process(process.pid).children(recursive=True), process])
         output, _ = process.communicate()
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
