@@ -52,13 +52,13 @@ class LocalCluster:
         log_dir: folder for the logs, worker_0.log and so on. Default: a temporary one, gone with this object.
         env: variables for the workers, beside this process's own. GPUs are hidden unless this sets
             CUDA_VISIBLE_DEVICES: workers that share a machine would all take the same ones.
-        grace: seconds that the rest may run on after the first worker has ended well. A worker's shutdown may
-            take 34 s; one that takes longer, or that waits for a peer which has left, has failed.
+        grace: seconds that the rest may run on after the first worker has ended well. The end of a worker's fit may
+            take 60 s (lesson 6); one that takes longer, or that waits for a peer which has left, has failed.
     Raises:
         FileNotFoundError: no such script. ValueError: fewer than one worker.
     """
 
-    def __init__(self, script, workers=2, args=(), log_dir=None, env=None, grace=40):
+    def __init__(self, script, workers=2, args=(), log_dir=None, env=None, grace=75):
         jobs = {"worker": workers} if isinstance(workers, int) else workers
         self.tasks = [{"type": job, "index": index} for job, count in jobs.items() for index in range(count)]
         if not self.tasks:
@@ -237,7 +237,7 @@ def main():
     add("--workers", type=int, default=2, metavar="N", help="how many (default 2)")
     add("--deadline", type=float, default=600, metavar="S", help="seconds, restarts included (default 600)")
     add("--max-restarts", type=int, default=0, metavar="R", help="if one fails, restart ALL, R times at most")
-    add("--grace", type=float, default=40, metavar="S", help="seconds for the rest once one ended (40)")
+    add("--grace", type=float, default=75, metavar="S", help="seconds for the rest once one ended (75)")
     add("--log-dir", metavar="DIR", help="where to keep the logs (default: nowhere)")
     add("script", metavar="SCRIPT")
     add("args", metavar="ARGS", nargs=argparse.REMAINDER, help="the script's own arguments")

@@ -160,7 +160,7 @@ ROADS = {"fit": fit, "tf_keras": fit_tf_keras, "loop": loop, "all_reduce": all_r
 
 def main(plan):
     moments = {"Python": STARTED, "imports": time.time()}
-    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=300, **plan.get("communication", {}))
+    options = tf.distribute.experimental.CommunicationOptions(**plan.get("communication", {}))
     strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     moments["connecting"] = time.time()
     run, milliseconds, sent = {}, {}, {}

@@ -15,10 +15,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def main(folder):
-    # What Keras prints at the end of an epoch: "70/70 - 3s - 49ms/step - accuracy: 0.5 - loss: 2.2".
-    epoch_lines = [
-        re.findall(r"accuracy: [\d.]+ - loss: [\d.]+", log.read_text()) for log in sorted(folder.glob("worker_*.log"))
-    ]
+    # What Keras prints at the end of an epoch: "70/70 - 3s - 49ms/step - accuracy: 0.5 - loss: 2.2"; tf_keras: loss first.
+    at_the_end = r"accuracy: [\d.]+ - loss: [\d.]+|loss: [\d.]+ - accuracy: [\d.]+"
+    epoch_lines = [re.findall(at_the_end, log.read_text()) for log in sorted(folder.glob("worker_*.log"))]
     losses = json.loads((folder / "history.json").read_text())["loss"]
     agree = len(epoch_lines) >= 2 and len(epoch_lines[0]) == len(losses) and all(e == epoch_lines[0] for e in epoch_lines)
     report(agree, f"all {len(epoch_lines)} workers report the same loss and accuracy in each epoch")

@@ -131,7 +131,11 @@ def test_wrong_arguments_are_refused_before_anything_is_measured(arguments, monk
     assert arguments[-1] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("part", json.loads(bench.RESULTS.read_text())["parts"])
+def test_the_results_in_git_are_of_all_parts():
+    assert set(json.loads(bench.RESULTS.read_text())["parts"]) == set(bench.PARTS)
+
+
+@pytest.mark.parametrize("part", bench.PARTS)
 def test_a_part_of_the_results_in_git_has_all_of_its_cases(part):
     result = json.loads(bench.RESULTS.read_text())["parts"][part]
     assert list(result["milliseconds"]) == list(bench.PARTS[part]) == list(result["loopback_bytes"])

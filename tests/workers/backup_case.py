@@ -1,6 +1,6 @@
 """What test_backup.py runs: trainings that are broken off and go on, faults, a backup's file operations.
 
-    python backup_case.py FOLDER CASE...
+    [REPLICAS=2] python backup_case.py FOLDER CASE...
 
 Writes FOLDER/worker_N.pickle: {case: what it returned}. A training is broken off by an exception on every
 worker: what is left is what a kill leaves, the backup's folder. (Real kills: test_chaos.py.)
@@ -20,12 +20,26 @@ from unittest import mock
 import numpy as np
 
 # First: it puts the project on the path. (No operation runs in it.)
-from cases import BATCH, X_TEST, Y_TEST, OwnTrainStep, X, Y, by_data, crossentropy, dense, keras, tf
+from cases import (
+    BATCH,
+    X_TEST,
+    Y_TEST,
+    OwnTrainStep,
+    X,
+    Y,
+    by_data,
+    crossentropy,
+    dense,
+    keras,
+    take_replicas_from_environment,
+    tf,
+)
 
 import mnist_setup
 import multi_worker
 
 folder = pathlib.Path(sys.argv[1])
+take_replicas_from_environment()
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 me = multi_worker.worker_number(strategy)
 CASES = {}

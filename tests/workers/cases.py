@@ -271,8 +271,11 @@ def nan_on_one_worker(strategy):
     return {"batches_seen": np.array(len(result["batch_logs"]))}
 
 
-def with_several_replicas(number):
-    """Gives each worker several replicas, as several GPUs would. MWMS takes one CPU only, so it is told otherwise."""
+def take_replicas_from_environment():
+    """REPLICAS=2 gives each worker two, as two GPUs would. MWMS takes one CPU only, so it is told otherwise."""
+    if "REPLICAS" not in os.environ:
+        return
+    number = int(os.environ["REPLICAS"])
     from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
     def devices(extended, resolver, worker_device):
@@ -284,8 +287,7 @@ def with_several_replicas(number):
 
 
 def main(folder, *names):
-    if "REPLICAS" in os.environ:
-        with_several_replicas(int(os.environ["REPLICAS"]))
+    take_replicas_from_environment()
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     everything = {}
     for name in names or CASES:

@@ -2,8 +2,8 @@
 
     python chaos_case.py PLAN.json [main.py's arguments]
 
-The plan, made by test_chaos.py, is a list: at which moment which workers send themselves SIGKILL in the first
-start, in the second, and so on. A worker counts its starts in a file beside the plan.
+The plan, made by test_chaos.py, has under "kills" a list: at which moment which workers send themselves SIGKILL in the
+first start, in the second, and so on. A worker counts its starts in a file beside the plan.
 """
 
 import functools

@@ -22,6 +22,7 @@ CASES = RESUMES + re.findall(r"^@case\ndef (\w+)", TEXT, re.MULTILINE)
 ONLY_ALONE = ["bfloat16", "without_a_strategy"]
 ALONE = ONLY_ALONE + ["number_of_workers", "data_that_start_anew_each_epoch", "second_fit"]
 ALONE += ["the_callback_passes_over_endless_data"]
+FOR_TWO_REPLICAS = ["momentum", "adam_dropout_batch_normalization_validation_decay"]  # as two GPUs would be
 OF_TWO = [case for case in CASES if case not in ONLY_ALONE]
 pytestmark = [
     pytest.mark.slow,
@@ -30,9 +31,9 @@ pytestmark = [
 ]
 
 
-def run(folder, workers, cases):
+def run(folder, workers, cases, env=None):
     """What each case returned on each worker: {case: [of worker 0, of worker 1, ...]}."""
-    with LocalCluster(SCRIPT, workers, [folder, *cases]) as cluster:
+    with LocalCluster(SCRIPT, workers, [folder, *cases], env=env) as cluster:
         cluster.wait(deadline=540)
         print(cluster.log(0))
     each = [pickle.loads((folder / f"worker_{number}.pickle").read_bytes()) for number in range(workers)]
@@ -78,6 +79,17 @@ def test_a_training_that_was_broken_off_resumes_exactly(of_two, case):
     for result in returned(of_two, case):
         check_same(result["resumed"], result["undisturbed"])
         assert not result["folder is left"]
+
+
+@pytest.fixture(scope="module")
+def of_two_replicas_each(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("replicas"), 2, FOR_TWO_REPLICAS, {"REPLICAS": "2"})
+
+
+@pytest.mark.parametrize("case", FOR_TWO_REPLICAS)
+def test_with_two_replicas_on_each_worker_it_resumes_exactly(of_two_replicas_each, case):
+    for result in returned(of_two_replicas_each, case):
+        check_same(result["resumed"], result["undisturbed"])
 
 
 @pytest.mark.parametrize("case", [case for case in ALONE if case in RESUMES])
