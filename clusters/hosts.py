@@ -9,10 +9,13 @@ lives in the namespaces of one process: when that ends, Linux ends every process
 mounts. It ends with this object, with the Python process that made it, and after `seconds` in any case.
 """
 
+import contextlib
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
+import tempfile
 
 # In new namespaces, as their process 1: a hub, and for each node a network, a host name and a cable to the hub.
 # Then waits for the end of its input. bash, for it also buries the daemons' orphans.
@@ -44,16 +47,17 @@ read
 
 def what_is_missing():
     """Why no such hosts can be made here, in words; "" if they can."""
-    missing = [name for name in ("ip", "unshare", "nsenter", "hostname") if shutil.which(name) is None]
+    needed = ("bash", "hostname", "ip", "mount", "nsenter", "timeout", "unshare")
+    missing = [name for name in needed if shutil.which(name) is None]
     if missing:
-        return f"{', '.join(missing)} not found (on Linux, in the packages iproute2, util-linux and hostname)"
+        return f"{', '.join(missing)} not found (on Linux, in the packages iproute2, util-linux, mount and hostname)"
     if os.geteuid() != 0:
         return "needs root"
-    tried = subprocess.run(
-        [*"unshare --mount --uts --net --pid --fork ip link add name a type veth peer name b".split()],
-        capture_output=True, text=True, timeout=30,
-    )  # fmt: skip
-    return f"namespaces are not allowed here ({tried.stderr.strip()})" if tried.returncode else ""
+    try:
+        with tempfile.TemporaryDirectory() as folder, Hosts(folder, ["a"], seconds=30):
+            return ""
+    except RuntimeError as error:
+        return str(error)
 
 
 class Hosts:
@@ -66,12 +70,13 @@ class Hosts:
         namespaces = "unshare --mount --uts --ipc --net --pid --fork --kill-child"
         self.holder = subprocess.Popen(
             ["timeout", "--signal=KILL", str(seconds), *namespaces.split(), "bash", "-c", SET_UP, "bash", *names],
-            cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.pid = self.holder.stdout.readline().strip()
         if not self.pid:
+            said = self.holder.stderr.read().strip().splitlines() or ["not in the time given"]
             self.close()
-            raise RuntimeError("the hosts' namespaces could not be made; see stderr")
+            raise RuntimeError(f"namespaces are not allowed here ({said[0]})")
 
     def command(self, host, *command):
         """The command line, a list, that runs `command` on a host, or on the hub (host None)."""
@@ -96,9 +101,11 @@ class Hosts:
         try:
             self.holder.wait(20)
         except subprocess.TimeoutExpired:
-            self.holder.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.holder.pid, signal.SIGKILL)  # `timeout` leads a group of its own: all in it
             self.holder.wait()
         self.holder.stdout.close()
+        self.holder.stderr.close()
 
     def __enter__(self):
         return self

@@ -14,6 +14,8 @@ import re
 import subprocess
 import sys
 
+PORTS_OF_A_JOB = 16
+
 
 def main():
     parser = argparse.ArgumentParser(description="Set TF_CONFIG from what the engine has set, and become COMMAND.")
@@ -30,6 +32,10 @@ def main():
         else:
             config = from_slurm(os.environ, asked.port_base)
         os.environ["TF_CONFIG"] = json.dumps(config)
+        # Where a proxy for the web is set, gRPC would look for the other workers behind it, and wait for an hour.
+        direct = os.environ.get("no_grpc_proxy", os.environ.get("no_proxy", ""))
+        hosts = [address.rpartition(":")[0] for address in config["cluster"]["worker"]]
+        os.environ["no_grpc_proxy"] = ",".join(dict.fromkeys([*filter(None, direct.split(",")), *hosts]))
         os.execvp(asked.command[0], asked.command)
     except ValueError as error:
         parser.exit(2, f"with_tf_config.py: {error}\n")
@@ -54,11 +60,14 @@ def from_slurm(environment, port_base=None):
         raise ValueError(f"srun did not start this task ({error.args[0]} is not set): write srun before it") from None
     if int(environment.get("SLURM_HET_SIZE", 1)) > 1:
         raise ValueError("a heterogeneous job has several node lists: use one kind of node")
-    places = [(node, task) for node, count in enumerate(tasks_per_node(counts)) for task in range(count)]
+    counts = tasks_per_node(counts)
+    places = [(node, task) for node, count in enumerate(counts) for task in range(count)]
     if index >= len(places) or places[index] != tuple(place):
         raise ValueError("the tasks are not laid out in blocks, node by node: give srun --distribution=block")
+    if port_base is None and max(counts) > PORTS_OF_A_JOB:
+        raise ValueError(f"more than {PORTS_OF_A_JOB} tasks on one node: give --port-base, for their ports would be another job's")
     hosts = host_names(node_list)
-    port = 12000 + 16 * (job % 1250) if port_base is None else port_base
+    port = 12000 + PORTS_OF_A_JOB * (job % 1250) if port_base is None else port_base
     return tf_config([f"{hosts[node]}:{port + task}" for node, task in places], index)
 
 

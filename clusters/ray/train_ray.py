@@ -36,7 +36,10 @@ def start():
     sys.path.insert(0, str(PROJECT))
     import main
 
-    main.parse_arguments(arguments)  # a wrong option ends here, in one line
+    options = main.parse_arguments(arguments)  # a wrong option ends here
+    for name in ("backup_dir", "model_path", "history"):  # a worker's current folder is one of Ray's
+        if getattr(options, name):
+            arguments += [f"--{name.replace('_', '-')}", os.path.abspath(getattr(options, name))]
     ray.init(runtime_env={"env_vars": {"PYTHONPATH": str(PROJECT)}})
     trainer = TensorflowTrainer(
         train_on_this_worker,

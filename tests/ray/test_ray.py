@@ -1,16 +1,17 @@
 """main.py's `train` on a real Ray cluster of one node: same numbers, resumed exactly. Run by `make test-ray`."""
 
+import contextlib
 import importlib.metadata
 import os
 import pathlib
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 
+import psutil
 import pytest
 from saved_results import TRAINING, assert_same_results, local_results, results_in
 
@@ -24,6 +25,8 @@ def what_is_missing():
         importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:
         return "ray is not installed (make test-ray installs it, in an environment of its own)"
+    if shutil.which("unshare") is None or shutil.which("ip") is None:
+        return "unshare or ip not found (on Linux, in the packages util-linux and iproute2)"
     tried = subprocess.run([*ALONE, "true"], capture_output=True, text=True, timeout=30)
     return f"namespaces are not allowed here ({tried.stderr.strip()})" if tried.returncode else ""
 
@@ -77,17 +80,12 @@ def undisturbed(tmp_path_factory):
     return local_results(tmp_path_factory.mktemp("undisturbed"))
 
 
-def a_train_worker(seconds=30):
-    """The process of one of the training's workers, as this machine numbers it."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        for process in pathlib.Path("/proc").glob("[0-9]*"):
-            try:
-                if (process / "cmdline").read_bytes().startswith(b"ray::RayTrainWorker"):
-                    return int(process.name)
-            except OSError:
-                continue
-        time.sleep(0.1)
+def a_train_worker(ray):
+    """The process of one of the training's workers."""
+    for process in psutil.Process(ray.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "ray::RayTrainWorker" in " ".join(process.cmdline()):
+                return process
     raise LookupError("no worker of Ray Train runs")
 
 
@@ -104,7 +102,7 @@ def test_a_killed_worker_restarts_all_which_resume_exactly(run, undisturbed, tmp
     while not (tmp_path / "backup" / "backup.npz").exists() or "Epoch 3/" not in ray.log():
         assert time.monotonic() < end and ray.process.poll() is None, ray.log()[-3000:]
         time.sleep(0.05)
-    os.kill(a_train_worker(), signal.SIGKILL)
+    a_train_worker(ray).kill()
     ray.wait(180)
     # Two processes in turn were the chief; the second began with the epoch that was interrupted.
     chiefs = dict.fromkeys(re.findall(r"pid=(\d+)\)\S* worker 1 of 2 \(chief\)", ray.log()))

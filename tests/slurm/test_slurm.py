@@ -112,7 +112,9 @@ def test_tasks_get_their_place_from_what_srun_really_sets(cluster):
 
 
 def test_two_nodes_give_the_numbers_of_two_local_workers(cluster, undisturbed):
-    job = submit(cluster)
+    job = submit(cluster, "--cpus-per-task=2")
+    wait_for_epoch(cluster, job, 2)
+    assert "CPUs=4" in cluster.slurm("scontrol", "show", "step", f"{job}.0").split()  # two for each worker
     ended = wait_for_end(cluster, job, "COMPLETED")
     assert ended["NodeList"] == "n[2,10]" and ended["Restarts"] == "0"
     assert "worker 1 of 2 (chief)\n" in log_of(cluster) and "worker 2 of 2\n" in log_of(cluster)
@@ -145,6 +147,8 @@ def test_a_cancelled_job_stops_and_leaves_a_backup_for_the_next_of_its_name(clus
     wait_for_epoch(cluster, job, 3)
     cluster.slurm("scancel", job)
     assert wait_for_end(cluster, job, "CANCELLED", seconds=30)["Restarts"] == "0"
+    stopped = re.findall(r"^main.py: (stopped after .*; backed up in .*);", log_of(cluster), re.MULTILINE)
+    assert len(stopped) == 2 and stopped[0] == stopped[1], log_of(cluster)
     assert (cluster.folder / "backups" / "run" / "backup.npz").exists()
     assert not (cluster.folder / "history.json").exists()
 
@@ -153,16 +157,22 @@ def test_a_cancelled_job_stops_and_leaves_a_backup_for_the_next_of_its_name(clus
     assert_same_results(cluster.folder, undisturbed)
 
 
-def test_a_run_without_a_name_is_refused(cluster):
+def test_a_run_without_a_name_and_a_wrong_argument_are_refused(cluster):
     job = submit(cluster, "--job-name=train.sbatch")
     assert wait_for_end(cluster, job, "FAILED")["ExitCode"] == "2:0"
+    # And a wrong argument is not tried again.
+    wrong = submit(cluster, arguments=["--epochs", "none"])
+    ended = wait_for_end(cluster, wrong, "FAILED")
+    assert ended["ExitCode"] == "2:0" and ended["Restarts"] == "0" and "none is not a whole number" in log_of(cluster)
     assert "give the run a name of its own" in (cluster.folder / "train.sbatch.out").read_text()
 
 
 def test_a_run_that_fails_each_time_is_given_up(cluster):
-    job = submit(cluster, arguments=["--epochs", "none"])
-    assert wait_for_end(cluster, job, "FAILED")["Restarts"] == "1"
-    assert log_of(cluster).count("--epochs: none is not a whole number") >= 2
+    backup = cluster.folder / "backups" / "run" / "backup.npz"
+    backup.parent.mkdir(parents=True)
+    backup.touch()
+    assert wait_for_end(cluster, submit(cluster), "FAILED")["Restarts"] == "1"
+    assert log_of(cluster).count(f"{backup} is an empty file") >= 2
 
 
 def test_nothing_is_left_when_the_cluster_ends(tmp_path):

@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 
+import faults
 import kubernetes_validate
+import nbformat
 import pytest
 import with_tf_config
 import yaml
@@ -69,6 +71,20 @@ def test_a_slurm_task_gets_its_place_among_all_tasks(run, nodes, tasks_per_node,
     code, output, errors = run(*PRINT, **srun(nodes, tasks_per_node, *place))
     assert (code, errors) == (0, "")
     assert json.loads(output) == {"cluster": {"worker": workers}, "task": {"type": "worker", "index": place[0]}}
+
+
+def test_a_proxy_for_the_web_is_not_between_the_workers(run):
+    command = ("--port-base", "7000", "sh", "-c", "echo $no_grpc_proxy")
+    place = srun("n[2,10]", "2,1", 2, 1, 0)
+    assert run(*command, **place, http_proxy="http://proxy:3128")[1] == "n2,n10\n"
+    assert run(*command, **place, no_proxy="localhost,.site")[1] == "localhost,.site,n2,n10\n"
+    assert run(*command, **place, no_proxy="a", no_grpc_proxy="b")[1] == "b,n2,n10\n"
+
+
+def test_more_tasks_on_a_node_than_a_job_has_ports_are_refused(run):
+    code, output, errors = run("true", **srun("n7", "17", 0, 0, 0))
+    assert code == 2 and errors.startswith("with_tf_config.py: more than 16 tasks on one node: give --port-base")
+    assert run("--port-base", "7000", "true", **srun("n7", "17", 0, 0, 0)) == (0, "", "")
 
 
 @pytest.mark.parametrize("job, port", [(1, 12016), (2, 12032), (1250, 12000), (4_000_000_001, 12016)])
@@ -172,7 +188,8 @@ def test_main_py_takes_the_manifests_arguments_and_their_tf_config(monkeypatch):
     assert options.backup_dir.startswith("/runs/") and options.model_path.startswith("/runs/")
     mounts = [container["volumeMounts"] for container in (job_container, tfjob_container)]
     assert all(mount == [{"name": "runs", "mountPath": "/runs"}] for mount in mounts)
-    config = with_tf_config.from_kubernetes({"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "digits-1"}, 2, "digits")
+    pod = {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "digits-1"}
+    config = with_tf_config.from_kubernetes(pod, 2, "digits", port=21111)
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     assert multi_worker.check_tf_config() == config
 
@@ -217,3 +234,11 @@ def test_the_dockerfile_copies_files_that_are_there_and_all_that_main_py_needs()
     wanted = (ROOT / "requirements.txt").read_text()
     for requirement in re.findall(r'"([^"]+)"', text):
         assert re.search(rf"^{re.escape(requirement)}\s", wanted, re.MULTILINE), requirement
+
+
+def test_faults_py_has_a_fault_for_each_row_of_lesson_7(capsys):
+    cells = {cell.id: cell.source for cell in nbformat.read(ROOT / "notebooks" / "07_many_machines.ipynb", 4).cells}
+    rows = [line.split("|")[1].strip() for line in cells["table"].splitlines() if line.startswith("|")]
+    assert rows[2:] == list(faults.FAULTS)
+    assert faults.main([]) == 0 and capsys.readouterr().out.splitlines() == rows[2:]
+    assert faults.main(["another modell"]) == "faults.py: no such fault: another modell"
