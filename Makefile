@@ -14,6 +14,11 @@ PY := $(VENV)/bin/python
 RUN_READY := $(VENV)/run-ready
 DEV_READY := $(VENV)/dev-ready
 endif
+ifdef TF
+ifneq (,$(filter floors tf_keras test-ray,$(MAKECMDGOALS)))
+$(error TF=$(TF) would have no effect: this target has versions of its own)
+endif
+endif
 ifdef KERAS
 ifndef TF
 $(error KERAS=$(KERAS) needs TF= beside it, or it would have no effect)

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 from descendants import adopt_orphans, end, running
 
 SANITISER = ROOT / "tests" / "notebooks" / "sanitise.cfg"
-CELL_SECONDS, NBVAL_CELL_SECONDS = 180, 2000  # ours; nbval's default, which stands where the user gives none
+CELL_SECONDS, NBVAL_CELL_SECONDS = 320, 2000  # ours: two launches and their own deadlines; nbval's default
 ENDING_SECONDS = 3  # a process that has been killed needs a moment to be gone
 BEFORE = pytest.StashKey()
 

@@ -1,4 +1,4 @@
-"""What every test promises when it ends: no process of its own is left."""
+"""What every test and every module of tests promises when it ends: no process of its own is left."""
 
 import contextlib
 
@@ -11,8 +11,8 @@ ENDING_SECONDS = 3  # a process that has been killed needs a moment to be gone
 adopt_orphans()
 
 
-@pytest.fixture(autouse=True)
-def no_process_is_left():
+@contextlib.contextmanager
+def nothing_left():
     before = running()
     yield
     psutil.wait_procs(running() - before, timeout=ENDING_SECONDS)
@@ -22,3 +22,15 @@ def no_process_is_left():
             words.append(" ".join(process.cmdline())[:200])
     end(left)
     assert not words, f"processes were left: {words}"
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left():
+    with nothing_left():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_process_is_left_by_what_several_tests_share():
+    with nothing_left():
+        yield

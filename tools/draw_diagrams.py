@@ -36,11 +36,10 @@ class Drawing:
             middle = y + height / 2 + 5 + (number - (len(lines) - 1) / 2) * (size + 3)
             self.text(x + width / 2, middle, line, size, bold=bold)
 
-    def arrow(self, x1, y1, x2, y2, color=GREY, both=False, dashed=False):
-        dash = ' stroke-dasharray="5 4"' if dashed else ""
+    def arrow(self, x1, y1, x2, y2, color=GREY, both=False):
         start = f' marker-start="url(#tip{color[1:]})"' if both else ""
         self.parts.append(
-            f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{color}" stroke-width="2"{dash} '
+            f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{color}" stroke-width="2" '
             f'marker-end="url(#tip{color[1:]})"{start}/>'
         )
 

@@ -22,14 +22,14 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 NOTEBOOKS = pathlib.Path(__file__).resolve().parents[1] / "notebooks"
-CELL_SECONDS, ENDING_SECONDS = 180, 5
+CELL_SECONDS, ENDING_SECONDS = 320, 5
 PNG_BYTES, LINE_LENGTH, LINES = 60_000, 120, 40  # at most, for each picture, line and output
 
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-KEPT_CELL_METADATA = {"jupyter", "tags", "reason"}
+KEPT_CELL_METADATA = {"alt", "jupyter", "tags", "reason"}  # alt: what nbconvert writes beside a picture
 ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 MACHINE_PATH = re.compile(
     r"(?<![\w.:/-])/(?:home|Users|root|work|tmp|private|var|mnt|opt|usr|content|builds)/[^\s/]"

@@ -431,6 +431,10 @@ def images_have_words(lesson):
         for is_image, words, target in links(cell):
             if is_image and len(words.split()) < 4:
                 yield f"cell {cell.id}: no alt text that says what {target} shows"
+    for cell in lesson.code:
+        shows = any(name.startswith("image/") for output in cell.outputs for name in output.get("data", {}))
+        if shows and len(cell.metadata.get("alt", "").split()) < 4:
+            yield f"cell {cell.id}: no alt in its metadata that says what its picture shows"
 
 
 @rule

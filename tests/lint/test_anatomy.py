@@ -166,6 +166,15 @@ def complaints(rule, lesson):
     return list(rule(lesson))
 
 
+def test_a_plot_without_words_is_refused(lesson):
+    cell = next(cell for cell in lesson.cells if cell.id == "run")
+    cell.outputs = [nbformat.v4.new_output("display_data", data={"image/png": "", "text/plain": "<Figure>"})]
+    rule = next(rule for rule in RULES if rule.__name__ == "images_have_words")
+    assert complaints(rule, lesson) == ["cell run: no alt in its metadata that says what its picture shows"]
+    cell.metadata["alt"] = "Two curves that fall together."
+    assert complaints(rule, lesson) == []
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_lesson_keeps_this_rule(path, rule):

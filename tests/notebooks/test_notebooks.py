@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FIRST, TWO_WORKERS = NAMES[:2]
 MINUTES_FOR_A_NOTEBOOK = 7
+MINUTES_FOR_ALL = MINUTES_FOR_A_NOTEBOOK * (len(NAMES) + 1)
 RUN_TWICE = {FIRST}  # in one kernel; the cheapest
 NO_NETWORK = dict.fromkeys(["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"], "http://127.0.0.1:9") | {
     "no_proxy": None, "NO_PROXY": None,
@@ -59,11 +60,11 @@ class Learner:
         answers = WRONG_ANSWERS[self.name][exercise[1]]
         return [cell, *(nbformat.v4.new_code_cell(CELL.format(answer=answer)) for answer in answers)]
 
-    def run(self, seconds=MINUTES_FOR_A_NOTEBOOK * 60, **environment):
+    def run(self):
         sample = ROOT / "data" / "mnist_sample.npz"
-        data = {"MNIST_NPZ": str(sample), "MNIST": None}
-        environment = NO_NETWORK | data | {"TMPDIR": str(self.temporary)} | environment
-        return run_nbval(self.folder, *self.options, seconds=seconds, environment=environment)
+        environment = {"MNIST_NPZ": str(sample), "MNIST": None, "TMPDIR": str(self.temporary)}
+        environment |= NO_NETWORK | {"TF_CPP_MIN_LOG_LEVEL": None}
+        return run_nbval(self.folder, *self.options, seconds=MINUTES_FOR_A_NOTEBOOK * 60, environment=environment)
 
     def assert_all_is_well(self, run):
         assert run.ended_well and run.failed(self.name) == [] and len(run.results) == self.code_cells, run.output
@@ -97,21 +98,39 @@ def test_every_notebook_is_collected_with_all_its_code_cells():
         assert collected == sum(cell.cell_type == "code" for cell in cells) > 0, notebook.name
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(MINUTES_FOR_A_NOTEBOOK * 60 + 10)
-@pytest.mark.parametrize("name", [path.stem for path in NOTEBOOKS])
-def test_alone_in_an_empty_folder_it_gives_its_outputs_and_leaves_nothing(name, tmp_path):
-    learner = Learner(tmp_path, name, twice=name in RUN_TWICE, wrong_answers=True)
-    learner.assert_all_is_well(learner.run(TF_CPP_MIN_LOG_LEVEL=None))
+@pytest.fixture(scope="module")
+def class_of_two(request, tmp_path_factory):
+    """The lessons that these tests ask for, gone through by two learners at a time on this host.
 
-
-@pytest.mark.slow
-@pytest.mark.timeout(MINUTES_FOR_A_NOTEBOOK * 60 + 10)
-def test_two_learners_on_one_host_run_02_at_once(tmp_path):
-    learners = [Learner(tmp_path / who, TWO_WORKERS, steps=5) for who in ("one", "other")]
-    with concurrent.futures.ThreadPoolExecutor() as pool:
+    Returns for each lesson its pairs (learner, run). Lesson 2 has two of them, who begin together; the second shows
+    only that there may be two: with few steps and no wrong answers.
+    """
+    asked = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    learners = []
+    if TWO_WORKERS in asked:
+        learners += [Learner(tmp_path_factory.mktemp("second"), TWO_WORKERS, steps=5)]
+    for name in sorted(asked.intersection(NAMES), key=lambda name: name != TWO_WORKERS):
+        folder = tmp_path_factory.mktemp(name)
+        learners += [Learner(folder, name, twice=name in RUN_TWICE, wrong_answers=True)]
+    with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
         runs = list(pool.map(Learner.run, learners))
-    for learner, run in zip(learners, runs):
+    return {name: [pair for pair in zip(learners, runs) if pair[0].name == name] for name in asked}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(MINUTES_FOR_ALL * 60)
+@pytest.mark.parametrize("name", [path.stem for path in NOTEBOOKS])
+def test_alone_in_an_empty_folder_it_gives_its_outputs_and_leaves_nothing(class_of_two, name):
+    learner, run = class_of_two[name][-1]
+    learner.assert_all_is_well(run)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(MINUTES_FOR_ALL * 60)
+@pytest.mark.parametrize("name", [TWO_WORKERS])
+def test_two_learners_on_one_host_run_it_at_once(class_of_two, name):
+    one, other = class_of_two[name]
+    for learner, run in (one, other):
         learner.assert_all_is_well(run)
 
 

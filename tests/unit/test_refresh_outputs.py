@@ -4,14 +4,13 @@ import base64
 import os
 
 import nbformat
-import psutil
 import pytest
 import refresh_outputs as tool
+from descendants import running
 
 new_output = nbformat.v4.new_output
 HOME = "/" + "home/someone/x"
-MARK = "refresh outputs test"
-START = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()', '{MARK}'], "
+START = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'], "
 START += "start_new_session=True)\nNone"
 
 
@@ -45,10 +44,6 @@ def complaints(*cells):
     """What --check says of a notebook with these cells that is otherwise as the tool writes it."""
     notebook = nbformat.v4.new_notebook(cells=list(cells), metadata=tool.METADATA)
     return list(tool.complaints_about(notebook, nbformat.writes(notebook) + "\n"))
-
-
-def is_running(mark):
-    return any(mark in (process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
 
 
 def test_a_notebook_is_executed_in_its_folder_and_saved_ready_to_commit(tmp_path, capsys):
@@ -88,9 +83,10 @@ def test_a_notebook_whose_cell_fails_is_not_saved(tmp_path, capsys, source, word
 @pytest.mark.parametrize("last", ["print(1)", "1 / 0", "import threading\nthreading.Event().wait()"])
 def test_nothing_that_a_notebook_started_runs_afterwards(tmp_path, monkeypatch, last):
     monkeypatch.setattr(tool, "CELL_SECONDS", 5)
+    before = running()
     save(tmp_path, cell(START, None, 1), cell(last, None, 2, "last"))
     assert refresh(tmp_path) == (last != "print(1)")
-    assert not is_running(MARK)
+    assert running() <= before
 
 
 def test_good_outputs_are_fit():
