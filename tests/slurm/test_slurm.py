@@ -31,7 +31,7 @@ def undisturbed(tmp_path_factory):
     return local_results(tmp_path_factory.mktemp("undisturbed"))
 
 
-def submit(cluster, *options, arguments=TRAINING):
+def submit(cluster, *options, arguments=TRAINING, variables=None):
     """Submits train.sbatch as a user does, from the project's folder. Returns the job's number."""
     folder = cluster.folder
     environment = {
@@ -39,6 +39,7 @@ def submit(cluster, *options, arguments=TRAINING):
         "CUDA_VISIBLE_DEVICES": "-1",
         "BACKUPS": f"{folder}/backups",
         "MAX_RESTARTS": "1",
+        **(variables or {}),
     }
     options = ["--job-name=run", "--cpus-per-task=1", f"--output={folder}/%x.out", *options]
     script = ROOT / "clusters" / "slurm" / "train.sbatch"
@@ -112,12 +113,11 @@ def test_tasks_get_their_place_from_what_srun_really_sets(cluster):
 
 
 def test_two_nodes_give_the_numbers_of_two_local_workers(cluster, undisturbed):
-    job = submit(cluster, "--cpus-per-task=2")
-    wait_for_epoch(cluster, job, 2)
-    assert "CPUs=4" in cluster.slurm("scontrol", "show", "step", f"{job}.0").split()  # two for each worker
+    job = submit(cluster, "--cpus-per-task=2", variables={"SLURM_DEBUG": "1"})  # srun says what it asks for
     ended = wait_for_end(cluster, job, "COMPLETED")
     assert ended["NodeList"] == "n[2,10]" and ended["Restarts"] == "0"
     assert "worker 1 of 2 (chief)\n" in log_of(cluster) and "worker 2 of 2\n" in log_of(cluster)
+    assert re.search(r"^srun: cpus-per-task +: 2$", log_of(cluster), re.MULTILINE), log_of(cluster)
     assert_same_results(cluster.folder, undisturbed)
     assert not (cluster.folder / "backups" / "run").exists()
 
