@@ -41,7 +41,7 @@ def said(tmp_path_factory):
     script = folder / "stock.py"
     script.write_text(STOCK)
     with LocalCluster(script, args=[folder]) as cluster:
-        cluster.wait(deadline=60)
+        cluster.wait(deadline=150)
     return [json.loads(pathlib.Path(folder, f"{worker}.json").read_text()) for worker in (0, 1)]
 
 
