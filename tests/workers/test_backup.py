@@ -3,7 +3,6 @@
 The trainings stand in backup_case.py; one launch of two workers runs them all. Real kills: test_chaos.py.
 """
 
-import os
 import pathlib
 import pickle
 import re
@@ -11,6 +10,7 @@ import shutil
 
 import numpy as np
 import pytest
+from legacy import only_keras_3
 
 from local_cluster import LocalCluster
 
@@ -27,7 +27,7 @@ OF_TWO = [case for case in CASES if case not in ONLY_ALONE]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),  # most of it for one launch, which holds about eighty trainings
-    pytest.mark.skipif(os.environ.get("TF_USE_LEGACY_KERAS") == "1", reason="for Keras 3; tf_keras has its own"),
+    only_keras_3("for Keras 3; tf_keras has its own"),
 ]
 
 

@@ -1,10 +1,10 @@
 """The day that stock Keras trains on many workers, this turns red and the mend can go."""
 
 import json
-import os
 import pathlib
 
 import pytest
+from legacy import only_keras_3
 
 from local_cluster import LocalCluster
 
@@ -45,7 +45,7 @@ def said(tmp_path_factory):
     return [json.loads(pathlib.Path(folder, f"{worker}.json").read_text()) for worker in (0, 1)]
 
 
-@pytest.mark.skipif(os.environ.get("TF_USE_LEGACY_KERAS") == "1", reason="tf_keras's own fit works")
+@only_keras_3("tf_keras's own fit works")
 @pytest.mark.xfail(reason="keras-team/keras#20585: Keras 3 fails under MWMS", strict=True, raises=TheKnownFault)
 @pytest.mark.parametrize("call", ["fit, 1 at once", "evaluate, 1 at once", "fit, 2 at once", "evaluate, 2 at once"])
 def test_stock_keras_works_under_multi_worker_mirrored_strategy(said, call):

@@ -13,6 +13,7 @@ import sys
 
 import numpy as np
 import pytest
+from legacy import only_keras_3
 from saved_results import arrays_in, results_in
 
 from local_cluster import LocalCluster
@@ -24,7 +25,7 @@ SEED = int(os.environ.get("CHAOS_SEED", "0"))
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(os.environ.get("TF_USE_LEGACY_KERAS") == "1", reason="for Keras 3; tf_keras has its own"),
+    only_keras_3("for Keras 3; tf_keras has its own"),
 ]
 
 

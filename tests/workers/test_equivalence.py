@@ -1,10 +1,10 @@
 """The central proof: many workers give the numbers of one. What is compared stands in cases.py."""
 
-import os
 import pathlib
 
 import numpy as np
 import pytest
+from legacy import LEGACY, only_keras_3
 
 from local_cluster import LocalCluster
 
@@ -18,8 +18,7 @@ BY_NATURE_DIFFERENT = ["batch_normalization", "dropout", "last_batch_uneven"]
 # Inside an epoch a weighted metric shows the mean of the workers' weighted means; at its end, the true one.
 BATCH_LOGS_DIFFER = ["sample_weights"]
 CASES = [line.split("(")[0][4:] for line in SCRIPT.read_text().split("@case\n")[1:]]
-legacy = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
-if legacy:  # what tf_keras itself does not do, or does otherwise, on many workers
+if LEGACY:  # what tf_keras itself does not do, or does otherwise, on many workers
     BATCH_LOGS_DIFFER = CASES
     NOT_IN_TF_KERAS = ["eager", "train_on_batch", "nan_on_one_worker", "own_train_step", "batch_normalization"]
     NOT_IN_TF_KERAS += ["data_of_unknown_length"]
@@ -97,14 +96,14 @@ def test_two_replicas_on_each_worker_give_the_numbers_of_one(of_one, of_two_repl
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(legacy, reason="not among tf_keras's cases")
+@only_keras_3("not among tf_keras's cases")
 def test_a_nan_on_one_worker_stops_all_at_the_same_batch(of_one, of_two):
     seen = [int(outcome["nan_on_one_worker/batches_seen"]) for outcome in (of_one, *of_two)]
     assert seen == [4, 4, 4]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(legacy, reason="tf_keras shows sums over workers inside an epoch")
+@only_keras_3("tf_keras shows sums over workers inside an epoch")
 def test_logs_inside_an_epoch_are_means_over_workers_not_sums(of_one, of_two):
     np.testing.assert_allclose(of_two[0]["cnn_sgd/batch_logs"], of_one["cnn_sgd/batch_logs"], atol=1e-5)
 

@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 import pytest
+from legacy import only_keras_3
 from saved_results import results_in, weights_in
 
 from local_cluster import LocalCluster, WorkerFailed
@@ -20,8 +21,7 @@ from local_cluster import LocalCluster, WorkerFailed
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MAIN = ROOT / "main.py"
 QUICK = ["--epochs", "3", "--steps-per-epoch", "10", "--learning-rate", "0.01"]
-legacy = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
-only_keras_3 = pytest.mark.skipif(legacy, reason="this BackupAndRestore is for Keras 3; tf_keras has its own")
+for_keras_3 = only_keras_3("this BackupAndRestore is for Keras 3; tf_keras has its own")
 
 
 def run_alone(*arguments, **environment):
@@ -147,7 +147,7 @@ def test_a_wrong_argument_is_named(capsys):
 
 
 @pytest.mark.slow
-@only_keras_3
+@for_keras_3
 def test_sigterm_ends_all_workers_with_a_backup_from_which_the_same_command_goes_on(undisturbed, tmp_path):
     """To one worker, as when a pod is removed; what a scheduler does to all of them is the same and more."""
     arguments = [*QUICK, "--backup-dir", tmp_path / "backup", "--history", tmp_path / "h.json"]

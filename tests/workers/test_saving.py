@@ -12,13 +12,13 @@ import zipfile
 
 import numpy as np
 import pytest
+from legacy import LEGACY, only_keras_3
 from saved_results import arrays_in
 
 from local_cluster import LocalCluster, WorkerFailed
 
 SCRIPT = pathlib.Path(__file__).with_name("saving_case.py")
-LEGACY = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
-only_keras_3 = pytest.mark.skipif(LEGACY, reason="in tf_keras, moving statistics are averaged on reading")
+for_keras_3 = only_keras_3("in tf_keras, moving statistics are averaged on reading")
 pytestmark = pytest.mark.slow
 
 # Run in a folder without this project's files: what was saved must be plain.
@@ -196,7 +196,7 @@ def test_a_checkpoint_of_two_workers_is_restored_by_three(saved, by_three):
         assert distance(saved[0], f"restored_{worker}.npy", "predictions_0.npy") < 1e-6
 
 
-@only_keras_3
+@for_keras_3
 def test_of_each_workers_own_moving_statistics_the_chiefs_are_saved(saved):
     chief, other = (np.array(worker["averaged: moving mean"], "float32") for worker in saved[1])
     assert not np.array_equal(chief, other)
@@ -204,7 +204,7 @@ def test_of_each_workers_own_moving_statistics_the_chiefs_are_saved(saved):
     np.testing.assert_array_equal(arrays["layers/batch_normalization/vars/2"], chief)
 
 
-@only_keras_3
+@for_keras_3
 def test_synchronized_moving_statistics_are_one_for_all(saved, fresh):
     chief, other = (worker["together: moving mean"] for worker in saved[1])
     assert chief == other and np.allclose(fresh["together"], chief, atol=1e-7)

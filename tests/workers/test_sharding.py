@@ -1,18 +1,17 @@
 """Which worker trains and evaluates on what: the claims of lesson 3 that a new TensorFlow or Keras could break."""
 
 import json
-import os
 import pathlib
 
 import numpy as np
 import pytest
+from legacy import LEGACY
 
 from local_cluster import LocalCluster, WorkerFailed
 
 SCRIPT = pathlib.Path(__file__).with_name("sharding_case.py")
 ALL = list(range(32))
 DEADLINE = 150  # seconds
-legacy = os.environ.get("TF_USE_LEGACY_KERAS") == "1"
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +149,7 @@ def test_fit_takes_what_distribute_datasets_from_function_returns(fits_of):
 
 def test_both_workers_end_each_epoch_after_the_same_step(fits_of):
     expected = {"too_many_steps": [4, 4], "too_few_steps": [3, 1, 3], "repeated": [3, 3]}
-    if legacy:  # ends the whole training where the data end within an epoch
+    if LEGACY:  # ends the whole training where the data end within an epoch
         expected |= {"too_many_steps": [4], "too_few_steps": [3, 1]}
     for question, steps in expected.items():
         assert [fit["steps"] for fit in fits_of(question)] == [steps, steps], question
@@ -184,7 +183,7 @@ def test_validation_steps_uses_the_same_first_batches_in_every_epoch(fits_of):
 def test_a_repeated_validation_without_steps_has_no_end(fits_of):
     for fit in fits_of("endless_validation"):
         assert fit["history"] is None
-        assert len(fit["tested"]) == (0 if legacy else 20)  # 5 passes, then the callback ended it; tf_keras refuses
+        assert len(fit["tested"]) == (0 if LEGACY else 20)  # 5 passes, then the callback ended it; tf_keras refuses
 
 
 def test_an_evaluator_beside_the_workers_finds_the_numbers_of_fit(results, fits_of, cluster_and_folder):
