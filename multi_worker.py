@@ -335,7 +335,7 @@ class BackupAndRestore(tf.keras.callbacks.Callback):
     """
 
     LAYOUT = 2
-    STEPS_BETWEEN_QUESTIONS = 10  # Each costs an all-reduce of one number, several milliseconds.
+    STEPS_BETWEEN_QUESTIONS = 10  # Each costs an all-reduce of one number, a few milliseconds.
 
     def __init__(self, backup_dir, save_freq="epoch", delete_checkpoint=True, save_before_preemption=False):
         super().__init__()

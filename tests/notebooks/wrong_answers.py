@@ -19,6 +19,7 @@ WRONG_ANSWERS = {
         "batch": [
             'check_arguments(["--epochs", 1, "--steps-per-epoch", 20, "--per-worker-batch-size", 64])',
             'check_arguments(["--epochs", 1, "--steps-per-epoch", 20, "--batch-size", 32])',
+            'check_arguments(["--epochs", 2, "--steps-per-epoch", 20, "--per-worker-batch-size", 32])',
         ],
     },
     SHARDING: {
