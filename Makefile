@@ -52,8 +52,9 @@ lint: $(DEV_READY)
 check: lint
 	$(PY) -m pytest -q tests/lint tests/unit
 
+# Two files of tests at a time: a training on two workers leaves some of two cores idle.
 test: lint
-	$(PY) -m pytest -q
+	$(PY) -m pytest -q --numprocesses=2 --dist=loadfile
 
 # What lesson 6 claims, measured on this machine, which should be quiet. Writes benchmarks/results/performance.json.
 # UPGRADING.md says what to do then. PARTS=knobs measures one part again.
