@@ -53,6 +53,7 @@ check: lint
 	$(PY) -m pytest -q tests/lint tests/unit
 
 # Two files of tests at a time: a training on two workers leaves some of two cores idle.
+# Whole files, for the tests of one share their launches.
 test: lint
 	$(PY) -m pytest -q --numprocesses=2 --dist=loadfile
 

@@ -58,7 +58,8 @@ class Learner:
         if not exercise:
             return [cell]
         answers = WRONG_ANSWERS[self.name][exercise[1]]
-        return [cell, *(nbformat.v4.new_code_cell(CELL.format(answer=answer)) for answer in answers)]
+        pairs = [answer if isinstance(answer, tuple) else (answer, "") for answer in answers]
+        return [cell, *(nbformat.v4.new_code_cell(CELL.format(answer=one, words=words)) for one, words in pairs)]
 
     def run(self):
         sample = ROOT / "data" / "mnist_sample.npz"

@@ -1,4 +1,7 @@
-"""For each exercise answers that many give and that its check must refuse; run in the lesson's own kernel."""
+"""For each exercise answers that many give and that its check must refuse; run in the lesson's own kernel.
+
+An answer, or a pair: the answer, and words that the refusal must have.
+"""
 
 from lessons import NAMES
 
@@ -19,7 +22,7 @@ WRONG_ANSWERS = {
         "batch": [
             'check_arguments(["--epochs", 1, "--steps-per-epoch", 20, "--per-worker-batch-size", 64])',
             'check_arguments(["--epochs", 1, "--steps-per-epoch", 20, "--batch-size", 32])',
-            'check_arguments(["--epochs", 2, "--steps-per-epoch", 20, "--per-worker-batch-size", 32])',
+            ('check_arguments(["--epochs", 2, "--steps-per-epoch", 20, "--per-worker-batch-size", 32])', "1 epoch of 20"),
         ],
     },
     SHARDING: {
@@ -71,6 +74,7 @@ try:
     {answer}
 except AssertionError as refusal:
     assert len(str(refusal)) > 10, "refused without a word"
+    assert {words!r} in str(refusal), f"refused in other words: {{refusal}}"
 else:
     raise SystemError("a wrong answer was accepted")
 """

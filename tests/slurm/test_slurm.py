@@ -160,11 +160,11 @@ def test_a_cancelled_job_stops_and_leaves_a_backup_for_the_next_of_its_name(clus
 def test_a_run_without_a_name_and_a_wrong_argument_are_refused(cluster):
     job = submit(cluster, "--job-name=train.sbatch")
     assert wait_for_end(cluster, job, "FAILED")["ExitCode"] == "2:0"
+    assert "give the run a name of its own" in (cluster.folder / "train.sbatch.out").read_text()
     # And a wrong argument is not tried again.
     wrong = submit(cluster, arguments=["--epochs", "none"])
     ended = wait_for_end(cluster, wrong, "FAILED")
     assert ended["ExitCode"] == "2:0" and ended["Restarts"] == "0" and "none is not a whole number" in log_of(cluster)
-    assert "give the run a name of its own" in (cluster.folder / "train.sbatch.out").read_text()
 
 
 def test_a_run_that_fails_each_time_is_given_up(cluster):

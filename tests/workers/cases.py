@@ -47,12 +47,12 @@ def by_data(*parts, batch=BATCH):
     return tf.data.Dataset.from_tensor_slices(parts).batch(batch).with_options(options)
 
 
-def dense(*layers, regularizer=None, last=10):
+def dense(*layers, activation="relu", regularizer=None, last=10):
     return keras.Sequential(
         [
             keras.Input((28, 28)),
             keras.layers.Flatten(),
-            keras.layers.Dense(32, "relu", kernel_regularizer=regularizer),
+            keras.layers.Dense(32, activation, kernel_regularizer=regularizer),
             *layers,
             keras.layers.Dense(last),
         ]
@@ -266,8 +266,7 @@ def nan_on_one_worker(strategy):
     broken = X.copy()
     broken[3 * BATCH] = np.nan  # the fourth batch, in the part of worker 0
     with strategy.scope():  # no ReLU: on a processor with AVX-512 oneDNN's makes 0 of NaN
-        layers = [keras.Input((28, 28)), keras.layers.Flatten(), keras.layers.Dense(10)]
-        model = compiled(keras.Sequential(layers), keras.optimizers.SGD(0.05))
+        model = compiled(dense(activation=None), keras.optimizers.SGD(0.05))
     result = fitted(model, by_data(broken, Y), callbacks=[keras.callbacks.TerminateOnNaN()])
     return {"batches_seen": np.array(len(result["batch_logs"]))}
 
